@@ -24,7 +24,7 @@ class Llama:
     """Folder, GGUF file, or hub id such as org/model."""
     out: Annotated[Path, Option(metavar="OUT", positional=True)]
     """Checkpoint to make; must not exist."""
-    dtype: Literal["bfloat16", "float32"] | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's; float32 for a GGUF file's quantised tensors."""
     quantize: Literal["int8", "int4"] | None = None
     """Quantise the weights to half or a quarter of bfloat16's size. The result is a slightly different target. It
@@ -66,7 +66,7 @@ class Head:
     """Head to make, usually CKPT/heads/eagle, CKPT/heads/dflash and the like; must not exist."""
     target: Annotated[Path, Option(metavar="CKPT")]
     """Checkpoint of the head's target, made by `jaxspec-convert llama`."""
-    dtype: Literal["bfloat16", "float32"] | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
     """For an EAGLE-3 or DFlash head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.

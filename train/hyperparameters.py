@@ -34,8 +34,9 @@ class Recipe:
     """Gradient clipping: the largest allowed norm or value; see --clip-by."""
     clip_by: Literal["norm", "value"] = "norm"
     """Clip the norm of the whole gradient, or each of its values."""
-    dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype of computation. Trained weights are float32. Default: float32 on a CPU, bfloat16 on an accelerator."""
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Dtype of computation. Trained weights are float32. Default: float32 on a CPU, bfloat16 on an accelerator, even if
+    it decodes in float16, whose gradients may overflow."""
     seed: int = 0
     """Seed of initial weights, data order, noise and dropout."""
     evaluate_every: int = 500

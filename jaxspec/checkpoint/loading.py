@@ -12,9 +12,10 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.builtin import locate
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.config_json import DTYPES, CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.host.terminal import say
+from jaxspec.model.backend import default_dtype
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shared_heads, split_mesh, use_mesh
 
@@ -52,7 +53,7 @@ def load(
 
     Args:
         path: the folder; `builtin` is the small model that comes with the package.
-        dtype: of weights and computation; by default float32 on a CPU, bfloat16 on an accelerator.
+        dtype: of weights and computation; by default the device's (`backend.default_dtype`).
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
             devices keep the same KV heads, a message on stderr names them.
         quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `model/quantization.py`),
@@ -80,12 +81,21 @@ def load(
 
 
 def compute_dtype(dtype: str | None) -> jnp.dtype:
-    """The given dtype, or the device's: float32 on a CPU, bfloat16 elsewhere."""
-    if dtype is None:
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    if dtype not in ("float32", "bfloat16"):
-        raise ValueError(f"dtype is float32 or bfloat16, not {dtype!r}")
+    """The given dtype, or the device's.
+
+    Raises:
+        ValueError: it is not one of `DTYPES`.
+    """
+    dtype = default_dtype() if dtype is None else dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
     return jnp.dtype(dtype)
+
+
+def training_dtype(dtype: str | None) -> jnp.dtype:
+    """The given dtype, or the device's, but never float16 by default, because gradients may overflow."""
+    usual = default_dtype()
+    return compute_dtype(dtype or ("bfloat16" if usual == "float16" else usual))
 
 
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:

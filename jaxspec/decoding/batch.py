@@ -134,6 +134,7 @@ def new_state(
         length=length,
         limit=limit,
         done=done,
+        finite=jnp.ones_like(done),
         keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index),
         eos=eos,
         sampling=Sampling(**sampling),
@@ -163,7 +164,9 @@ def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeS
     return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))
 
 
-OF_A_TEXT = ("tokens", "length", "limit", "done", "keys", "sampling", "cache", "feature", "drafter", "log_prob")
+OF_A_TEXT = (
+    "tokens", "length", "limit", "done", "keys", "finite", "sampling", "cache", "feature", "drafter", "log_prob"
+)  # fmt: skip
 """Fields that a new text replaces. The row's counts and trees of earlier rounds stay, in columns of their own."""
 
 

@@ -25,6 +25,7 @@ class DecodeState:
     length: Int[Array, " B"]  # committed tokens, the root included
     limit: Int[Array, " B"]  # length at which the budget is spent
     done: Bool[Array, " B"]
+    finite: Bool[Array, " B"]  # whether every logit that decided a token was finite
     keys: Key[Array, " B"]
     eos: Int[Array, " eos"]  # token ids that end a text, padded with -1
     sampling: Sampling

@@ -13,7 +13,7 @@ from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, 
 from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid
 from jaxspec.decoding.round_records import count_round, of_drafter, record_tree, write_round
 from jaxspec.decoding.rule import Draws, Verdict, keep_probs
-from jaxspec.decoding.sampling import Sampling, fold, gumbel, log_prob_of
+from jaxspec.decoding.sampling import Sampling, are_finite, fold, gumbel, log_prob_of
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import (
     DraftTree,
@@ -47,6 +47,7 @@ class Verified:
     taps: tuple[Float[Array, "B P D"], ...]
     rows: tuple[kv.KV, ...]
     log_prob: Float[Array, "B P"] | None  # log p of `next_token`
+    finite: Bool[Array, " B"]  # whether the logits on the path are finite
 
 
 @partial(
@@ -177,6 +178,7 @@ def verify(
         taps=tuple(take(tap, path) for tap in out.taps),
         rows=tuple(kv.gather_path(layer, path) for layer in out.nodes),
         log_prob=log_prob_of(take(logits, path), new) if spec.log_probs else None,
+        finite=take(are_finite(logits), path).all(axis=1),
     )
 
 
@@ -209,6 +211,7 @@ def commit(
         tokens=write_block(state.tokens, new, state.length),
         length=length,
         done=state.done | ended | (length >= state.limit),
+        finite=state.finite & (state.done | verified.finite),
         cache=kv.append(state.cache, verified.rows, state.length - 1, after=verdict.next_token),
         feature=last_valid(committed.hidden, count),
         drafter=drafter,

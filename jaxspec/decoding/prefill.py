@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
 from jaxspec.decoding.loop import FIRST
-from jaxspec.decoding.sampling import fold, log_prob_of, probabilities, sample
+from jaxspec.decoding.sampling import are_finite, fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
@@ -91,10 +91,12 @@ def _read(
     def draw_first(feature):
         logits = models.target.logits(feature)
         first = sample(keys, probabilities(logits[:, 0], state.sampling))
-        return first, None if state.log_prob is None else log_prob_of(logits, first[:, None])[:, 0]
+        log_prob = None if state.log_prob is None else log_prob_of(logits, first[:, None])[:, 0]
+        return first, are_finite(logits[:, 0]), log_prob
 
     def draw_nothing(feature):
-        return jnp.zeros_like(prompt), None if state.log_prob is None else jnp.zeros_like(state.log_prob[:, 0])
+        log_prob = None if state.log_prob is None else jnp.zeros_like(state.log_prob[:, 0])
+        return jnp.zeros_like(prompt), state.finite, log_prob
 
     def read_chunk(carry):
         at, state = carry
@@ -104,7 +106,7 @@ def _read(
         out = forward(models.target, token, positions, causal, state.cache, start, taps=taps)
         ends = (prompt > at) & (prompt <= at + chunk)
         feature = take(out.hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
-        first, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
+        first, finite, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
         old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
         tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
         count = jnp.clip(prompt - at, 0, chunk)
@@ -123,6 +125,7 @@ def _read(
         return at + chunk, dataclasses.replace(
             state,
             tokens=tokens,
+            finite=jnp.where(ends, finite, state.finite),
             cache=kv.append(state.cache, out.nodes, start, after=first),
             feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
             drafter=drafter.observe(models, state.drafter, committed),

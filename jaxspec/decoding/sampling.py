@@ -83,6 +83,14 @@ def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:
     return jnp.where(scores == best, jnp.arange(last + 1), last).min(axis=-1).astype(jnp.int32)
 
 
+def are_finite(logits: Float[Array, "*B V"]) -> Bool[Array, "*B"]:
+    """Whether the largest logit is finite. It is not if any logit is NaN or inf, or all are -inf.
+
+    Overflow in a layer makes NaN. XLA computes this maximum once for `argmax` too, so it costs nothing.
+    """
+    return jnp.isfinite(logits.max(axis=-1))
+
+
 def sample(keys: Key[Array, " B"], probs: Float[Array, "B *W V"]) -> Int[Array, "B *W"]:
     """Samples a token from each distribution. If one token has all the mass, it is always this token."""
     return argmax(jnp.log(probs) + gumbel(keys, probs.shape[1:]))

@@ -38,7 +38,7 @@ class Engine:
         model: a loaded checkpoint, or the path of one.
         method: such as `ngram+chain,length=6`. None: the fastest by `jaxspec calibrate --all` if that was run on this
             device, otherwise the first trained head in the order of preference (`default_method.py`).
-        dtype: float32 or bfloat16, if `model` is a path.
+        dtype: float32, bfloat16 or float16, if `model` is a path.
         mesh: from `jaxspec.make_mesh`, if `model` is a path. None: one device.
         quantize: int8 or int4 weights for the target, if `model` is a path. None: as on disk.
         draft: the drafter's weights. None: load the head that the method names.

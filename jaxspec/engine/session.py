@@ -141,5 +141,10 @@ class Session:
 
     def _look(self) -> None:
         state = self.state
-        length, done, rounds = fetch((state.length, state.done, state.round))
+        length, done, rounds, finite = fetch((state.length, state.done, state.round, state.finite))
         self.length, self.done, self.round = np.asarray(length), np.asarray(done), int(rounds)
+        if broken := [text.place for row, text in self.texts.items() if not finite[row]]:
+            raise FloatingPointError(
+                f"the model's logits for prompt {min(broken)} are not finite in {self.model.target.dtype}: an "
+                "activation overflowed, or a weight is NaN; use another dtype"
+            )

@@ -4,7 +4,9 @@ Estimates are those of XLA's compiler for TPUs or GPUs. What no device has confi
 measures.
 """
 
+import math
 import os
+import re
 from collections.abc import Mapping
 
 import jax
@@ -36,6 +38,23 @@ def platform() -> str:
     """The platform that a program traced now will run on, such as `tpu`: the current mesh's, or JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
+
+
+def default_dtype() -> str:
+    """The dtype of weights and computation, unless the user names another.
+
+    A CPU converts half-precision weights to float32 for every product. GPUs before compute capability 8.0, as Colab's
+    T4, have no units for bfloat16.
+    """
+    if platform() == "cpu":
+        return "float32"
+    return "float16" if platform() == "gpu" and _compute_capability() < 8.0 else "bfloat16"
+
+
+def _compute_capability() -> float:
+    """NVIDIA's compute capability of the first GPU, such as 7.5; infinite for others."""
+    found = getattr(jax.devices()[0], "compute_capability", None)
+    return float(found) if found is not None and re.fullmatch(r"[0-9.]+", found) else math.inf
 
 
 def time_grows_with_tokens() -> bool:

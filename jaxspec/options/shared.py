@@ -64,8 +64,11 @@ ShowDrafts = Annotated[
     Option(help="Mark which tokens were drafted and accepted, drafted and rejected, and added by the target."),
 ]
 Dtype = Annotated[
-    Literal["float32", "bfloat16"] | None,
-    Option(help="Dtype of weights and computation. Default: float32 on a CPU, bfloat16 on an accelerator."),
+    Literal["float32", "bfloat16", "float16"] | None,
+    Option(
+        help="Dtype of weights, caches and the inputs of products; sums, norms, softmax and logits are always float32. "
+        "Default: float32 on a CPU, float16 on GPUs before compute capability 8.0 (such as T4), bfloat16 elsewhere."
+    ),
 ]
 Quantize = Annotated[
     Literal["int8", "int4"] | None,

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from jaxspec.checkpoint import loading
 from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.heads import write_head
-from jaxspec.checkpoint.loading import Checkpoint, compute_dtype
+from jaxspec.checkpoint.loading import Checkpoint, training_dtype
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
@@ -58,7 +58,7 @@ class Job:
 def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> Iterator[Job]:
     """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
     mesh = settings.devices.open(several=True)
-    target = load(settings.target, compute_dtype(settings.recipe.dtype).name, mesh)
+    target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
     out = folder_of(target.path, name, settings.out)
     sources = sources_of(settings.data)
     with open_run(run_folder(out, settings.run_dir), as_typed(name, settings)) as run:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
-from jaxspec.checkpoint.loading import compute_dtype
+from jaxspec.checkpoint.loading import training_dtype
 from jaxspec.host import processes
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
@@ -137,7 +137,7 @@ def make_step(
     A batch is computed in `recipe.accumulate` parts. Gradient and metrics are means over all tokens of the batch that
     count, so they do not depend on the number of parts, except for rounding.
     """
-    parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), compute_dtype(recipe.dtype)
+    parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), training_dtype(recipe.dtype)
 
     def total(params: Params, frozen: Any, part: Windows, key: Array) -> Summed:
         value, sums = loss(optax.tree.cast(params, dtype), frozen, part, key)

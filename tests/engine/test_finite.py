@@ -1,0 +1,41 @@
+"""Logits that are not finite end generation with one sentence, and name the prompt; other prompts are no matter."""
+
+import dataclasses
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from jaxspec import Engine, load
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from tests import checkpoints
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make(tmp_path_factory.mktemp("finite"))
+
+
+def with_nan_after(model: Checkpoint, token: int) -> Checkpoint:
+    """The same model, except that what follows this token is NaN."""
+    params = module_to_dict(model.target)
+    params["embedding"] = params["embedding"].at[token].set(jnp.nan)
+    return dataclasses.replace(model, target=dict_to_module(model.target, params))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_where_they_arise(dtype: str, temperature: float, path: Path):
+    model, how = load(path, dtype), {"max_new_tokens": 12, "temperature": temperature, "batch_size": 2}
+    texts = [one.tokens for one in Engine(model, "ngram+chain").generate(PROMPTS, **how)]
+    used = {*texts[0], *texts[1], *PROMPTS[0], *PROMPTS[1]}
+    among_others = [token for token in texts[1][:-1] if token not in {*texts[0], *PROMPTS[0], *PROMPTS[1]}][2]
+    for token, which in ((PROMPTS[0][1], 0), (among_others, 1)):
+        broken = with_nan_after(model, token)
+        with pytest.raises(FloatingPointError, match=f"logits for prompt {which} are not finite in {dtype}"):
+            Engine(broken, "ngram+chain").generate(PROMPTS, **how)
+    unread = with_nan_after(model, next(token for token in reversed(range(259)) if token not in used))
+    assert [one.tokens for one in Engine(unread, "ngram+chain").generate(PROMPTS, **how)] == texts
