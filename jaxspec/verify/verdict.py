@@ -32,6 +32,7 @@ POWER = 0.99
 DEVIATION = 0.01  # total variation that the tests must detect with this power
 FEWEST = 50  # fewest places for which the chi-square distribution is a good approximation
 PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
+GAPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # between them the gaps of flipped near-ties are counted
 TOTALS = ("greedy_tokens", "sampled_tokens", "divergences", "unexplained_divergences")  # over all methods too
 
 
@@ -77,6 +78,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         "deviation": DEVIATION,
         "tests": len(tests),
         "tokens_needed": tokens_needed(len(tests)),
+        "gap_edges": list(GAPS),
         **{key: sum(values[key] for values in methods.values()) for key in TOTALS},
         "methods": methods,
         "failures": found,
@@ -88,6 +90,7 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
     by_places = [result for result in results if result.case.kind == DISTRIBUTION]
     tenths = [sum(column) for column in zip(*(result.tenths for result in by_places if result.tenths), strict=True)]
     greedy = sum(result.tokens for result in results if result.case.kind == GREEDY)
+    flips = [each["gap"] for result in results if result.case.kind == GREEDY for each in result.divergences]
     tokens, placed = sum(result.tokens for result in results), sum(tenths)
     divergences = sum(len(result.divergences) for result in results)
     unexplained = sum(result.faults for result in results)
@@ -100,6 +103,9 @@ def _counts(results: Sequence[Result]) -> dict[str, Any]:
         "unexplained_divergences": unexplained,
         "compared_tokens": tokens - placed,
         "near_ties_a_thousand": 1000 * explained / max(tokens - placed, 1),
+        "greedy_flips": len(flips),
+        "greedy_flips_a_thousand": 1000 * len(flips) / max(greedy, 1),
+        "greedy_gaps": np.bincount(np.searchsorted(GAPS, flips, "right"), minlength=len(GAPS) + 1).tolist(),
         "sampled_by_distribution": bool(by_places),
         "tenths": tenths,
         "p_value": chi_square(tenths),
@@ -143,9 +149,8 @@ def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Prints the verdict."""
     methods = found["methods"]
-    table = Table(
-        "method", "greedy", "sampled", "explained", "un-\nexplained", "p", "TV found", box=None, pad_edge=False
-    )
+    columns = ("method", "greedy", "per\n1,000", "sampled", "explained", "un-\nexplained", "p", "TV found")
+    table = Table(*columns, box=None, pad_edge=False)
     for name in sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]:
         table.add_row(name, *_cells(methods[name]))
     console.print(table, markup=False, highlight=False)
@@ -162,6 +167,7 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         f"A near-tie explains a difference if its logits differ by at most {2 * found['noise']:.1e}: twice the largest "
         "difference between two evaluations of the same text by this target.",
     ]
+    lines += _of_flips(methods, found["gap_edges"])
     if found["tests"]:
         lines.append(
             f"p: {found['tests']} tests with Holm's correction; the probability of any false alarm is "
@@ -185,11 +191,27 @@ def show(found: Mapping[str, Any], console: Console) -> None:
         print_lines(console, "PASS: nothing unexplained was found", style="bold green")
 
 
+def _of_flips(methods: Mapping[str, Mapping[str, Any]], edges: Sequence[float]) -> list[str]:
+    """How often greedy texts differ, of plain decoding against itself and of all other methods, and by which gaps."""
+    itself, others = {PLAIN: methods[PLAIN]} if PLAIN in methods else {}, dict(methods)
+    others.pop(PLAIN, None)
+    lines = []
+    for name, some in ((f"{PLAIN} in batches of eight and of one", itself), ("other methods and plain", others)):
+        flips, tokens = (sum(values[key] for values in some.values()) for key in ("greedy_flips", "greedy_tokens"))
+        if flips:
+            counts = np.sum([values["greedy_gaps"] for values in some.values()], axis=0).tolist()
+            names = [*(f"below {edge:g}" for edge in edges), "more"]
+            gaps = ", ".join(f"{gap} {count}" for gap, count in zip(names, counts, strict=True) if count)
+            lines.append(f"Greedy, {name}: {1000 * flips / tokens:.2f} flips per 1,000 tokens; their gaps: {gaps}.")
+    return lines
+
+
 def _cells(values: Mapping[str, Any]) -> list[str]:
     p_value, deviation = values["p_value"], values["found_deviation"]
     explained = values["divergences"] - values["unexplained_divergences"]
     return [
         f"{values['greedy_tokens']:,}",
+        f"{values['greedy_flips_a_thousand']:.2f}" if values["greedy_flips"] else "",
         f"{values['sampled_tokens']:,}",
         str(max(explained, 0)),
         str(values["unexplained_divergences"]),
