@@ -51,7 +51,7 @@ class Sampled:
 
 def greedy() -> list[Any]:
     """Every method; those outside a pairwise covering set only with --soak."""
-    return _params(_methods(), lambda *parts: parse_method("+".join(parts)))
+    return _params(methods(), lambda *parts: parse_method("+".join(parts)))
 
 
 def refilled(coupled: bool) -> list[Any]:
@@ -59,21 +59,21 @@ def refilled(coupled: bool) -> list[Any]:
 
     They are taken from the pairwise covering set, whose programs are compiled anyway.
     """
-    rows = [row for row in _methods() if not coupled or is_coupled("+".join(row))]
+    rows = [row for row in methods() if not coupled or is_coupled("+".join(row))]
     few = covering(covering([row for row in rows if row[1] not in SETTINGS], 2), 1)
     return _params(rows, lambda *parts: parse_method("+".join(parts)), few)
 
 
 def coupled() -> list[Any]:
     """Every method whose sampled text is plain decoding's; those outside a pairwise covering set only with --soak."""
-    rows = [row for row in _methods() if is_coupled("+".join(row))]
+    rows = [row for row in methods() if is_coupled("+".join(row))]
     return _params(rows, lambda *parts: parse_method("+".join(parts)))
 
 
 def sampled() -> list[Any]:
     """Every other method with every temperature and top-p; those outside a pairwise covering set only with --soak."""
-    methods = [row for row in _methods() if not is_coupled("+".join(row))]
-    rows = [(*method, *how) for method in methods for how in itertools.product(TEMPERATURES, TOP_P)]
+    others = [row for row in methods() if not is_coupled("+".join(row))]
+    rows = [(*method, *how) for method in others for how in itertools.product(TEMPERATURES, TOP_P)]
     return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p))
 
 
@@ -98,7 +98,8 @@ def covering(rows: Sequence[tuple], columns: int) -> list[tuple]:
     return chosen
 
 
-def _methods() -> list[tuple[str, str, str]]:
+def methods() -> list[tuple[str, str, str]]:
+    """Every sound (drafter, builder, controller)."""
     rows = itertools.product(DRAFTERS, BUILDERS + SETTINGS, CONTROLLERS)
     return [row for row in rows if (row[0], row[2]) not in UNSOUND]
 

@@ -57,7 +57,7 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
     width = tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
     causal = causal_mask(len(texts), width)
-    empty = kv.allocate(models.target.config, len(texts), 1, jnp.dtype("float32"))
+    empty = kv.allocate(models.target.config, len(texts), 1, models.target.dtype)
     none = jnp.zeros(len(texts), jnp.int32)
     out = _forward(models.target, jnp.asarray(tokens), positions, causal, empty, none)
     logits = np.asarray(models.target.logits(out.hidden))
