@@ -4,7 +4,7 @@
     python benchmarks/training_memory.py eagle --model llama-2-70b --topology v5p:2x2x1 --batch-size 4
 
 Traces the step of `jaxspec-train HEAD` with the head's defaults on sharded shapes, and compiles it for the given TPUs
-(pip install 'jax-specdec[tpu]'). The bytes of target, head and optimizer on a chip follow from their shardings; the
+(pip install 'jax[tpu]'). The bytes of target, head and optimizer on a chip follow from their shardings; the
 compiler reports the temporaries. `--layers N` compiles a target of N layers, which is faster, and prints the bytes of
 all layers. Temporaries barely depend on the number of layers, because the target has no gradient and hardly anything is
 kept from layer to layer.

@@ -180,9 +180,7 @@ def load_torch(path: Path) -> Any:
     try:
         import torch
     except ImportError as error:
-        raise CheckpointError(
-            f"reading {path} needs PyTorch, which is not installed: pip install 'jax-specdec[torch]'"
-        ) from error
+        raise CheckpointError(f"reading {path} needs PyTorch, which is not installed: pip install torch") from error
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # only tensors are loaded

@@ -13,18 +13,15 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.divergence import diverges
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
 from jaxspec.options.by_command import Demo
 from jaxspec.report.draft_colours import coloured, legend
 
-# One method beside plain decoding, since each adds a quarter to the time of a first run. A chain, since on a CPU every
-# token that is verified costs, and a long one, since this text repeats itself.
-METHODS = ("plain", "edd,history=5+chain,length=8")
-PROMPT = """    def __eq__(self, other):
-        if isinstance(other, Path):
-            return"""
+# One method beside plain decoding: each adds a quarter to the time of a first run. It is builtin's default.
+METHODS = ("plain", "dflash")
 NEXT = "def write(self, data):"
 NEW_TOKENS = 80  # the builtin model repeats itself in longer texts
 REPEATS = 3
@@ -33,12 +30,16 @@ divergences: texts that differ from plain decoding's."""
 
 
 def run(settings: Demo) -> None:
-    """Shows a text with the drafts of the fastest method beside plain, and prints a table of all methods."""
+    """Shows a text with the drafts of the default method, and prints a table of it beside plain decoding.
+
+    The prompt is the first of `--prompts builtin`.
+    """
     console = Console(highlight=False)
     console.print("Loading the builtin LLaMA and compiling the decoding loops ...")
     model = load(BUILTIN)
     engines = {name: Engine(model, name) for name in METHODS}
-    requests = requests_of(model, [PROMPT], max_new_tokens=NEW_TOKENS)
+    prompt = read_questions(BUILTIN, limit=1)[0].turns[0]
+    requests = requests_of(model, [prompt], max_new_tokens=NEW_TOKENS)
     programs = {
         (name, *key): program
         for name, engine in engines.items()
@@ -49,12 +50,12 @@ def run(settings: Demo) -> None:
     with progress("generated texts:", (1 + REPEATS) * len(METHODS)) as shown:
         for _ in range(1 + REPEATS):  # taking turns, so that a busy machine slows all
             for name, engine in engines.items():
-                runs[name] += engine.generate(PROMPT, max_new_tokens=NEW_TOKENS, record=True)
+                runs[name] += engine.generate(prompt, max_new_tokens=NEW_TOKENS, record=True)
                 shown.advance()
     runs = {name: found[1:] for name, found in runs.items()}  # the first may still compile something
     best = min(METHODS[1:], key=lambda name: seconds(runs[name]))
     console.rule(f"Code that the model wrote with {best}")
-    console.print(PROMPT, end="", style="dim", markup=False)
+    console.print(prompt, end="", style="dim", markup=False)
     console.print(coloured(runs[best][0], model.tokenizer, rejected=False))
     if console.color_system:
         console.print(legend(colours=True).partition(", struck")[0], style="dim")

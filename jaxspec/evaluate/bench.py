@@ -133,7 +133,7 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
     if log.answers:
         say(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
     if plan.questions[0].suite in quality.SUMMARIES and quality.rouge_scorer() is None:
-        say("no ROUGE: rouge-score is not installed (pip install 'jax-specdec[report]')")
+        say("no ROUGE: rouge-score is not installed (pip install rouge-score)")
     if len({answer.batch for answer in log.answers}) < len(plan.batches):
         say(
             f"{label}compiling {len(engines)} methods, and again for longer prompts: the first questions take minutes, "

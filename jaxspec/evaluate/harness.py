@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 if __name__ == "__main__" and importlib.util.find_spec("lm_eval") is None:
-    sys.exit("error: this command needs lm-evaluation-harness: pip install 'jax-specdec[eval]'")
+    sys.exit("error: this command needs lm-evaluation-harness: pip install lm_eval")
 from lm_eval.__main__ import cli_evaluate  # pyright: ignore[reportMissingImports]
 from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]

@@ -37,7 +37,7 @@ def write(out: Path, found: dict[str, Any]) -> None:
     """Writes the results to `out` and the figure to the .svg beside it. Without matplotlib there is no figure."""
     figure = draw(found["sweep"], found["methods"])
     if figure is None:
-        say("no figure: matplotlib is not installed (pip install 'jax-specdec[report]')")
+        say("no figure: matplotlib is not installed (pip install matplotlib)")
     else:
         write_whole(out.with_suffix(".svg"), figure)
     write_whole(out, bench.to_json(found))

@@ -169,11 +169,6 @@ def parse_method(text: str) -> Method:
     return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None, history=history)
 
 
-def runnable(heads: Collection[str]) -> list[tuple[str, bool]]:
-    """Every drafter's name, and whether a checkpoint with these heads can run it without naming a path."""
-    return [(name, not kind.has_head or name in heads) for name, kind in DRAFTERS.items()]
-
-
 def default_method(heads: Collection[str]) -> Method:
     """That of the head of the best rank; prompt lookup, which needs none, otherwise."""
     ranked = [(kind.rank, name) for name, kind in DRAFTERS.items() if kind.rank is not None and name in heads]

@@ -127,7 +127,5 @@ def qwix() -> ModuleType:
     try:
         import qwix
     except ImportError as error:
-        raise ValueError(
-            "quantised weights need Qwix, which is not installed: pip install 'jax-specdec[quant]'"
-        ) from error
+        raise ValueError("quantised weights need Qwix, which is not installed: pip install qwix") from error
     return qwix

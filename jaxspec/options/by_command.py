@@ -293,11 +293,11 @@ class PlanSettings:
 
     For example: jaxspec plan --model llama-2-70b --method eagle+eagle2 --topology v5e:4x4 --tau 3.8
 
-    For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install
-    'jax-specdec[tpu]' but no TPU. Memory and messages between chips come from the compiler. Each time has two values: a
-    floor, which is the roofline by the chips' data sheets, and an estimate from XLA's cycle counts.
-    For GPUs, pip install 'jax-specdec[plan-cuda]' compiles the loop without a GPU, which gives memory, messages and
-    faults but no estimates. Without it, all GPU values come from sizes and data sheets.
+    For TPUs it compiles the decoding loop that would run there, without weights. This needs pip install 'jax[tpu]' but
+    no TPU. Memory and messages between chips come from the compiler. Each time has two values: a floor, which is the
+    roofline by the chips' data sheets, and an estimate from XLA's cycle counts.
+    For GPUs, the extra plan-cuda (in a clone: pip install '.[plan-cuda]') compiles the loop without a GPU, which gives
+    memory, messages and faults but no estimates. Without it, all GPU values come from sizes and data sheets.
     """
 
     model: str

@@ -38,7 +38,7 @@ _VERSIONS = "dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 
 
 
 def can_compile() -> bool:
-    """Whether the GPU compiler is installed: pip install 'jax-specdec[plan-cuda]'."""
+    """Whether the GPU compiler is installed: the extra plan-cuda."""
     try:
         return all(importlib.util.find_spec(name) for name in (PLUGIN, NVCC))
     except ModuleNotFoundError:  # the package before the dot is missing
@@ -92,7 +92,7 @@ def tpus(where: Slice) -> Sequence[Any]:
     """The TPUs of a slice, as devices for the compiler only. Raises as `mesh_on`."""
     if importlib.util.find_spec("libtpu") is None:
         raise NoCompilerError(
-            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
+            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
         )
     from jax.experimental import topologies
 

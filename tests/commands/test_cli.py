@@ -60,7 +60,7 @@ def test_methods_env_and_version(jaxspec, path):
     code, out, _ = jaxspec("methods", "--target", path)
     assert code == 0
     listed = " ".join(out.split())  # lines break where the terminal's width has it
-    assert "can run: plain, draft-model, ngram" in listed
+    assert "can run: plain, ngram, draft-model heads found" in listed
     assert "DRAFTER[@HEAD][+BUILDER][+CONTROLLER]" in listed
     code, out, _ = jaxspec("env")
     assert code == 0

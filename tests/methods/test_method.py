@@ -7,7 +7,7 @@ from jaxspec.builders.static import Static
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.ngram import Ngram
-from jaxspec.methods.method import default_method, parse_method, runnable
+from jaxspec.methods.method import default_method, parse_method
 from jaxspec.rules.greedy import Greedy
 from jaxspec.rules.gumbel_coupling import GumbelCoupling
 from jaxspec.rules.rejection_sampling import RejectionSampling
@@ -112,5 +112,3 @@ def test_the_rule_follows_from_temperature_builder_and_controller():
 def test_the_best_head_is_the_default():
     assert parse_method("draft-model") == default_method(["draft-model"])
     assert default_method([]).drafter == Ngram()
-    assert dict(runnable([]))["draft-model"] is False
-    assert dict(runnable(["draft-model"]))["draft-model"] is True

@@ -343,5 +343,5 @@ def test_without_the_compiler_it_says_how_to_install_it(jaxspec: Command, monkey
     code, _, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4")
     assert code == 1
     assert remarks.splitlines() == [
-        "error: planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax-specdec[tpu]'"
+        "error: planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
     ]

@@ -200,7 +200,7 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
     except ImportError:
-        say("no figure: matplotlib is not installed (pip install 'jax-specdec[search]'); the trials are in the log")
+        say("no figure: matplotlib is not installed (pip install matplotlib); the trials are in the log")
         return
     drawn = Figure(figsize=(8, 5), layout="constrained")
     above, below = drawn.subplots(2, 1, height_ratios=(4, 1))

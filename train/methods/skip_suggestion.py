@@ -56,7 +56,7 @@ def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner
 def check_installed() -> None:
     """Raises ValueError if scikit-learn is not installed."""
     if importlib.util.find_spec("sklearn") is None:
-        raise ValueError("the search needs the package scikit-learn: pip install 'jax-specdec[search]'")
+        raise ValueError("the search needs the package scikit-learn: pip install scikit-learn")
 
 
 def fit(tried: Sequence[Trial]) -> Any:

@@ -93,7 +93,7 @@ def draw_figure(metrics: Path, out: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        say(f"no figure: matplotlib is not installed (pip install 'jax-specdec[report]'); the numbers are in {metrics}")
+        say(f"no figure: matplotlib is not installed (pip install matplotlib); the numbers are in {metrics}")
         return
     lines = list(read(metrics))
     losses = [(line["step"], line["loss"]) for line in lines if "loss" in line]

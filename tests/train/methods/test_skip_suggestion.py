@@ -76,5 +76,5 @@ def test_expected_improvement_is_the_mean_of_what_lies_above_the_best():
 
 def test_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"scikit-learn: pip install 'jax-specdec\[search\]'"):
+    with pytest.raises(ValueError, match=r"scikit-learn: pip install scikit-learn"):
         skip_suggestion.check_installed()
