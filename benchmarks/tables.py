@@ -20,7 +20,7 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
 METHOD = (
     *("resolved", "tokens", "rounds", "tau", "tau_interval", "acceptance_rate", "nodes_per_round", "tokens_per_second"),
-    *("speedup", "speedup_interval", "modelled_speedup", "flat_speedup", "unexplained_divergences"),
+    *("speedup", "speedup_interval", "modelled_speedup", "flat_speedup", "divergences"),
 )
 """The keys of a run, and of each of its methods, that are kept."""
 
@@ -69,11 +69,11 @@ def headline() -> str:
     fastest, values = next(methods(run))
     device = run["device"].removeprefix("cpu: ").replace("(R)", "").replace(" Processor", "")
     sentence = (
-        f"On the {run['settings']['limit']} first prompts of `builtin`, greedy in {run['dtype']}, on a CPU ({device}), "
+        f"On the first {run['settings']['limit']} prompts of `builtin`, greedy in {run['dtype']}, on a CPU ({device}), "
         f"`{fastest}` is {with_interval(values, 'speedup')} times as fast as plain decoding. "
     )
-    wrong = sum(each["unexplained_divergences"] or 0 for each in run["methods"].values())
-    sentence += f"{wrong or 'No'} token differed from plain decoding's.\n\n"
+    differ = sum(len(each["divergences"]) for each in run["methods"].values())
+    sentence += f"{differ or 'No'} text differed from plain decoding's.\n\n"
     rows = (
         [f"`{name}`", f"{each['tau']:.2f}", f"{each['nodes_per_round']:.3g}", with_interval(each, "speedup")]
         for name, each in methods(run, BEST)
