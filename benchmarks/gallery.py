@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/measuring.md from results of `jaxspec bench --json`; benchmarks/README.md has the commands.
+"""Draws pictures of docs/measuring.md from results of `jaxspec bench --json`; benchmarks/README.md has the commands.
 
 `report.png` shows its report's overview and figures, `trees.png` the least repetitive text and a draft tree there, and
 `plan.svg` a plan for eight A100s. The first two need Chromium and Pillow.
