@@ -414,7 +414,7 @@ def graphs(scale: Scale, notes: Notes) -> None:
 
 def builtin(scale: Scale, notes: Notes) -> None:
     """`jaxspec verify` of the builtin model in bfloat16."""
-    options, verify = (importlib.import_module(f"jaxspec.{name}") for name in ("options.main", "verify.run"))
+    options, verify = (importlib.import_module(f"jaxspec.{name}") for name in ("options.by_command", "verify.run"))
     out, asked = notes.path.with_name("verify.json"), {"dtype": "bfloat16", "methods": ("dflash", "eagle+eagle2")}
     with contextlib.suppress(SystemExit):  # the verdict says why
         verify.run(options.Verify(target=Path("builtin"), minutes=scale.minutes, json=out, **asked))

@@ -52,9 +52,9 @@ def default_dtype() -> str:
 
 
 def _compute_capability() -> float:
-    """NVIDIA's compute capability of the first GPU, such as 7.5; infinite for others."""
-    found = getattr(jax.devices()[0], "compute_capability", None)
-    return float(found) if found is not None and re.fullmatch(r"[0-9.]+", found) else math.inf
+    """NVIDIA's compute capability of the first GPU, such as 7.5; infinite for GPUs of others."""
+    found = str(jax.devices()[0].compute_capability)  # AMD has a name here, such as gfx942
+    return float(found) if re.fullmatch(r"[0-9.]+", found) else math.inf
 
 
 def time_grows_with_tokens() -> bool:

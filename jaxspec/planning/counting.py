@@ -227,7 +227,9 @@ class _Counter:
             sides = zip(contracted, eqn.invars, operands, strict=True)
             mine = [axes for axes, atom, of in sides if used[-1] in of and atom.aval.shape == weight.shape]
             summed = [axis for axes in mine for axis in axes]
-        self.sum(out, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
+        # Devices send each other bfloat16 if the inputs have it, though the product is float32 (`model.layers`).
+        sent = jax.ShapeDtypeStruct(out.shape, left.dtype if left.dtype == jnp.bfloat16 else out.dtype)
+        self.sum(sent, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
 
     def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
         """Adds an all-reduce of a result over this many chips; none for a single chip."""
