@@ -176,7 +176,7 @@ BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
 def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> Iterator[list[tuple[int, Generation]]]:
-    """Decodes all requests of a new session and its queue. Every caller of the engine runs this.
+    """Decodes all requests of a new session and its queue. `generate`, `eval`, `bench`, `stream` and `chat` run this.
 
     Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
     is read.

@@ -4,6 +4,7 @@ The compiler may leave roundings out on a CPU, and does not where products have 
 """
 
 import dataclasses
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from flax import nnx
 from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.convert.llama import convert
+from jaxspec.model import backend
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.config import LlamaConfig
@@ -131,3 +133,20 @@ def test_rounded_where_a_value_enters_a_product_and_nowhere_else(dtype: str):
     tokens = np.random.default_rng(2).integers(0, SHAPE.vocab_size, LENGTH)
     found, _ = logits_of(model, tokens[None])
     assert typical_error(found[0], written_again(model, tokens)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "dtype"),
+    [
+        ("cpu", None, "float32"),
+        ("tpu", None, "bfloat16"),
+        ("gpu", "7.5", "float16"),
+        ("gpu", "8.0", "bfloat16"),
+        ("gpu", "12.0", "bfloat16"),
+        ("gpu", "gfx942", "bfloat16"),
+    ],
+)
+def test_the_dtype_of_a_device(platform: str, capability: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(backend, "platform", lambda: platform)
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(compute_capability=capability)])
+    assert backend.default_dtype() == dtype
