@@ -72,6 +72,8 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     except Exception as error:
         if shared_exit.running() and "Gloo" in str(error):  # a ValueError now and then
             fail(f"error: another process ended without an error message; perhaps it was killed ({_text(error)})", 1)
+        if "KeyboardInterrupt" in str(error):  # it came while JAX compared static arguments, which raises a ValueError
+            fail("interrupted", 130)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -69,10 +69,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     check_room(out, needed)
     temporary = _temporary(out)
     try:
-        temporary.mkdir()
-    except OSError as error:
-        raise ValueError(f"{parent} cannot be written to ({error.strerror}); name another output") from error
-    try:
+        _make(temporary)
         with unfinished.listed(temporary):
             yield temporary
             temporary.rename(out)
@@ -104,6 +101,13 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
         processes.broadcast_text(json.dumps([temporary.name, ""]))
         yield temporary
         processes.wait()
+
+
+def _make(temporary: Path) -> None:
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise ValueError(f"{temporary.parent} cannot be written to ({error.strerror}); name another output") from error
 
 
 def _temporary(out: Path) -> Path:

@@ -30,8 +30,10 @@ def remove(path: Path) -> None:
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
+    gone = 0
     for _ in range(50):
         shutil.rmtree(path, ignore_errors=True)
         time.sleep(0.05)
-        if not path.exists():
+        gone = 0 if path.exists() else gone + 1
+        if gone == 2:  # a thread may make the folder again
             return

@@ -211,8 +211,8 @@ def of_paper(
     source: str, columns: Sequence[str], ours: Sequence[Sequence[Cell]], groups: Sequence[tuple[str, int]] = ()
 ) -> Table:
     """A paper's table with these rows."""
-    texts = published()[source].texts
-    return Table(texts["title"], source, columns, ours, texts["measured"], texts.get("note", ""), groups)
+    paper = published()[source]
+    return Table(paper.title, source, columns, ours, paper.measured, paper.note, groups)
 
 
 def by_method(

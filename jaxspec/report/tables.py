@@ -4,8 +4,7 @@ import dataclasses
 import functools
 import html
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +81,7 @@ def escape(text: object) -> str:
 
 
 Cell = Number | str
-PUBLISHED = Path(__file__).parent / "published.md"
-_TEXTS = re.compile(r"^- (\w+): (.*(?:\n  .*)*)", re.MULTILINE)
+PUBLISHED = Path(__file__).parent / "published.json"
 PARTS = ("drafting", "verification", "control", "other")
 Measure = tuple[str, Callable[[Run, str], Cell]]
 """A column: its title, and its cell for a method of a run."""
@@ -114,29 +112,40 @@ class Table:
         """The paper's own rows."""
         groups = [group for group, wide in self.groups for _ in range(wide)] or [""] * len(self.columns)
         titles = [f"{group} {title}".lstrip() for group, title in zip(groups, self.columns, strict=True)]
-        rows = published()[self.source].rows if self.source else ()
+        if not self.source:
+            return []
+        paper = published()[self.source]
+        rows = [dict(zip(paper.columns, row, strict=True)) for row in paper.rows]
         return [[row.get(title, NOTHING) for title in titles] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A paper's table: `title`, `measured` (the options that measure it) and `note` in `texts`, and cells by column."""
+    """A paper's table.
 
-    texts: Mapping[str, str]
-    rows: Sequence[Mapping[str, str]]
+    Attributes:
+        title: the table's title on the page.
+        measured: the options of `jaxspec bench` that measure it.
+        columns: titles as on the page; the columns of a data set begin with its name.
+        rows: of as many cells, as the paper prints them.
+    """
+
+    title: str
+    measured: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
 
 
 @functools.cache
 def published() -> dict[str, Published]:
-    """The papers' tables, by name, such as `EAGLE, Table 1`."""
-    tables = {}
-    for section in PUBLISHED.read_text(encoding="utf-8").split("\n## ")[1:]:
-        source, *lines = section.splitlines()
-        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
-        titles, _, *rows = cells
-        texts = {name: " ".join(text.split()) for name, text in _TEXTS.findall(section)}
-        tables[source] = Published(texts, [dict(zip(titles, row, strict=True)) for row in rows])
-    return tables
+    """The papers' tables, by name, such as `EAGLE, Table 1`; hardware, targets and texts are the papers' own.
+
+    EAGLE: arXiv:2401.15077. EAGLE-3: arXiv:2503.01840. EESD: arXiv:2406.03853. Draft & Verify: arXiv:2309.08168. EDD:
+    "Faster Speculative Decoding via Effective Draft Decoder with Pruned Candidate Tree".
+    """
+    tables = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return {source: Published(**table) for source, table in tables.items()}
 
 
 def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> Measure:
