@@ -226,7 +226,7 @@ def by_method(
 def by_data(source: str, runs: Sequence[Run], wanted: Callable[[Method], bool], measures: Sequence[Measure]) -> Table:
     """A table with columns for each data set: first those of these runs, then the paper's others."""
     first = f" {measures[0][0]}"
-    theirs = [column.removesuffix(first) for column in published()[source].rows[0] if column.endswith(first)]
+    theirs = [column.removesuffix(first) for column in published()[source].columns if column.endswith(first)]
     data = list(dict.fromkeys([run.data for run in runs] + theirs))
     nothing = [NOTHING] * len(measures)
     rows: dict[tuple[str, str], dict[str, Sequence[Cell]]] = {}
