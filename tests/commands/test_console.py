@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
         (PermissionError(13, "Permission denied", "/root"), 1, "error: /root: Permission denied"),
         (KeyError("lost"), 1, "error: KeyError: 'lost' (set JAXSPEC_TRACEBACK=1 to see where)"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (ValueError("static arguments should be comparable: Traceback ...\nKeyboardInterrupt"), 130, "interrupted"),
     ],
 )
 def test_codes(error: BaseException, code: int, last: str, capsys: pytest.CaptureFixture[str]):
