@@ -24,10 +24,8 @@ FALSE_ALARM = 1e-6
 VOCAB = 5
 TOKENS = 3
 PROMPT = [3, 1, 4, 1, 2, 3, 1]  # tokens repeat, so that prompt lookup finds something
-BATCH = 8192
-BATCHES = 4
+TEXTS = 16384
 ROWS = 32
-WORTH_OPTIMISING: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}  # unlike what runs on few rows
 
 
 def p_value(spec: Speculation, models: Models, temperature: float = 1.0, top_p: float = 1.0) -> float:
@@ -69,20 +67,17 @@ def enumerate_joint(models: Models, temperature: float, top_p: float) -> np.ndar
 
 
 @cache
-def asked(seed: int, temperature: float, top_p: float) -> list[Request]:
-    """A batch of requests whose texts are longer than the compared tokens, so that no cut has an influence."""
-    return requests([PROMPT] * BATCH, TOKENS + 1, seed=seed, temperature=temperature, top_p=top_p)
+def asked(temperature: float, top_p: float) -> list[Request]:
+    """Requests whose texts are longer than the compared tokens, so that no cut has an influence."""
+    return requests([PROMPT] * TEXTS, TOKENS + 1, temperature=temperature, top_p=top_p)
 
 
 def sample(spec: Speculation, models: Models, temperature: float, top_p: float) -> np.ndarray:
-    """[V, V, V] counts over BATCH × BATCHES texts."""
-    counts, models, loop = np.zeros((VOCAB,) * TOKENS, int), weights(spec, models), None
-    rounds = jnp.int32(ROWS)
-    for seed in range(BATCHES):
-        state = begun(spec, models, asked(seed, temperature, top_p), (), ROWS)
-        loop = loop or decode.lower(spec, models, state, rounds).compile(WORTH_OPTIMISING)
-        texts = np.asarray(loop(models, state, rounds).tokens)[:, len(PROMPT) :]
-        np.add.at(counts, tuple(texts[:, :TOKENS].T), 1)
+    """[V, V, V] counts over TEXTS texts."""
+    counts, models = np.zeros((VOCAB,) * TOKENS, int), weights(spec, models)
+    state = begun(spec, models, asked(temperature, top_p), (), ROWS)
+    texts = np.asarray(decode(spec, models, state, jnp.int32(ROWS)).tokens)[:, len(PROMPT) :]
+    np.add.at(counts, tuple(texts[:, :TOKENS].T), 1)
     return counts
 
 

@@ -118,7 +118,7 @@ def sampled_then_sorted(draws, drafts, width, count) -> Proposal:
 
 def independent(draws, drafts, width, count) -> Proposal:
     """`count` draws with replacement, duplicates kept."""
-    probs = for_each(jax.nn.softmax(drafts.logits), width)
+    probs = for_each(SAMPLED.draft_probs(draws.sampling, drafts), width)
     own = gumbel(draws.keys, (count, *probs.shape[1:]))
     token = (jnp.log(probs)[:, None] + own).argmax(-1).swapaxes(1, 2)
     log_prob = jnp.log(jnp.take_along_axis(probs, token, axis=-1))
@@ -211,7 +211,7 @@ def by_prediction_from_the_token(inner, models, keys, state, signals):
 
 def score(builder: TreeBuilder, rule: Rule, target: Models, controller: Controller = FIXED) -> float:
     method = Method(drafter=DraftModel(), builder=builder, controller=controller, head="draft-model")
-    return p_value(with_rule(method, rule), target)
+    return p_value(with_rule(method, rule), target, temperature=0.5)
 
 
 WRONG = {
