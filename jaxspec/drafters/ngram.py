@@ -79,10 +79,11 @@ def path_ends(
     tree: DraftTree, node: Int[Array, "B W"], committed: Int[Array, "B 1 longest"]
 ) -> Int[Array, "B W longest"]:
     """The last tokens of each node's path, last first: drafted ones, then `committed`, which starts with the root."""
-    drafted, longest = take(tree.depth, node), committed.shape[-1]
-    tokens = []
-    for i in range(longest):
-        before = jnp.take_along_axis(committed[:, 0], jnp.maximum(i - drafted, 0), axis=1)
-        tokens.append(jnp.where(i < drafted, take(tree.token, node), before))
-        node = take(tree.parent, node)
-    return jnp.stack(tokens, axis=-1)
+    place = jnp.arange(committed.shape[-1])
+    drafted = take(tree.depth, node)[..., None]
+    back = drafted - tree.depth[:, None]  # [B, W, N]: levels from each node of the tree up to this one
+    on_path = jnp.take_along_axis(tree.ancestors, node[..., None], axis=1)
+    here = on_path[..., None] & (back[..., None] == place)
+    own = jnp.where(here, tree.token[:, None, :, None], 0).sum(axis=2)
+    before = jnp.take_along_axis(committed, jnp.maximum(place - drafted, 0), axis=2)
+    return jnp.where(place < drafted, own, before)
