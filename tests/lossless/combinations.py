@@ -1,6 +1,7 @@
 """The sound combinations of drafter, builder and controller: rows of the battery. A new part adds its line here."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -50,24 +51,31 @@ class Sampled:
 
 
 def greedy() -> list[Any]:
-    """Every method; those outside a pairwise covering set only with --soak."""
-    return _params(methods(), lambda *parts: parse_method("+".join(parts)))
-
-
-def refilled(coupled: bool) -> list[Any]:
-    """The same, or those that are coupled; those outside a set that has each part once only with --soak.
-
-    They are taken from the pairwise covering set, whose programs are compiled anyway.
-    """
-    rows = [row for row in methods() if not coupled or is_coupled("+".join(row))]
-    few = covering(covering([row for row in rows if row[1] not in SETTINGS], 2), 1)
-    return _params(rows, lambda *parts: parse_method("+".join(parts)), few)
+    """Every method, to be verified greedily; those outside the covering set only with --soak."""
+    return _params(methods(), _method, usual(coupled=False))
 
 
 def coupled() -> list[Any]:
-    """Every method whose sampled text is plain decoding's; those outside a pairwise covering set only with --soak."""
-    rows = [row for row in methods() if is_coupled("+".join(row))]
-    return _params(rows, lambda *parts: parse_method("+".join(parts)))
+    """Every method whose sampled text is plain decoding's; those outside the covering set only with --soak."""
+    return _params([row for row in methods() if is_coupled("+".join(row))], _method, usual(coupled=True))
+
+
+def refilled(coupled: bool) -> list[Any]:
+    """The same; those outside a set that has each part once only with --soak.
+
+    They are taken from the covering set, whose programs are compiled anyway.
+    """
+    rows = [row for row in methods() if not coupled or is_coupled("+".join(row))]
+    return _params(rows, _method, covering(usual(coupled), 1))
+
+
+@functools.cache
+def usual(coupled: bool) -> list[tuple[str, str, str]]:
+    """Methods verified by one of both rules, such that every pair of drafter, builder, controller and rule occurs."""
+    rows = [row for row in methods() if row[1] not in SETTINGS]
+    both = lambda i: (False, True) if i % 2 else (True, False)  # so that each rule has about half of them
+    every = [(*row, rule) for i, row in enumerate(rows) for rule in both(i) if not rule or is_coupled("+".join(row))]
+    return [row[:3] for row in pairwise(every) if row[3] == coupled]
 
 
 def sampled() -> list[Any]:
@@ -75,6 +83,10 @@ def sampled() -> list[Any]:
     others = [row for row in methods() if not is_coupled("+".join(row))]
     rows = [(*method, *how) for method in others for how in itertools.product(TEMPERATURES, TOP_P)]
     return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p))
+
+
+def _method(*parts: str) -> Method:
+    return parse_method("+".join(parts))
 
 
 def is_coupled(method: str) -> bool:
