@@ -24,10 +24,10 @@ def byte_tokenizer():
     )
 
 
-def make(folder: Path) -> Path:
+def make(folder: Path, layers: int = 3) -> Path:
     """Converts a random LLaMA over bytes, and a draft model beside it, from Hugging Face; returns the checkpoint."""
-    hf_models.make("llama", folder / "target", vocab_size=259)
-    hf_models.make("llama", folder / "draft", vocab_size=259, num_hidden_layers=1)
+    hf_models.make("llama", folder / "target", vocab_size=259, num_hidden_layers=layers)
+    hf_models.make("llama", folder / "draft", vocab_size=259, num_hidden_layers=1, seed=int(layers == 1))  # differs
     for name in ("target", "draft"):
         byte_tokenizer().save_pretrained(folder / name)
     llama.convert(folder / "target", folder / "ckpt")

@@ -10,6 +10,7 @@ from jaxspec.decoding.sampling import Sampling
 from jaxspec.rules import GumbelCoupling
 
 Q = np.array([0.4, 0.3, 0.15, 0.1, 0.05], np.float32)
+PROPOSE = jax.jit(GumbelCoupling().propose, static_argnums=(2, 3))
 NOISE = np.array([0.1, 0.2, 3.0, -1.0, 2.9], np.float32)
 
 
@@ -17,7 +18,7 @@ def propose(drafts: Drafts, temperature: float = 1.0, top_p: float = 1.0, count:
     sampling = Sampling(temperature=jnp.array([temperature]), top_k=None, top_p=jnp.array([top_p]))
     keys = jax.random.split(jax.random.key(0), 1)
     draws = Draws(sampling=sampling, keys=keys, noise=jnp.asarray(NOISE)[None])
-    return GumbelCoupling().propose(draws, drafts, 2, count)
+    return PROPOSE(draws, drafts, 2, count)
 
 
 def whole(logits: np.ndarray) -> Drafts:

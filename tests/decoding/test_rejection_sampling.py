@@ -18,11 +18,13 @@ def test_a_path_that_the_target_surely_takes_is_accepted_to_its_end():
     tree = init_tree(jnp.zeros(1, jnp.int32), 4, 5)
     for slot, token in ((1, 3), (2, 1), (3, 4)):
         one = jnp.full((1, 1), slot - 1)
-        tree = add_nodes(tree, jnp.array([slot]), jnp.array([[token]]), one, jnp.zeros((1, 1)), jnp.ones((1, 1), bool))
+        tree = jax.jit(add_nodes)(
+            tree, jnp.array([slot]), jnp.array([[token]]), one, jnp.zeros((1, 1)), jnp.ones((1, 1), bool)
+        )
     tree = dataclasses.replace(tree, draft_probs=jax.nn.softmax(SURE))
     warm = Sampling(temperature=jnp.ones(1), top_k=None, top_p=None)
     draws = Draws(sampling=warm, keys=jax.random.split(jax.random.key(0), 1), noise=jnp.zeros((1, 4, 5)))
-    verdict = RejectionSampling().verify(draws, tree, SURE, 3)
+    verdict = jax.jit(RejectionSampling().verify, static_argnums=3)(draws, tree, SURE, 3)
     assert verdict.accepted.tolist() == [3] and verdict.path.tolist() == [[0, 1, 2, 3]]
     assert verdict.next_token.tolist() == [2]
 

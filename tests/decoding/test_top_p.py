@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,10 +20,15 @@ ROWS = st.lists(
 )
 
 
+KEPT, PROBABILITIES = jax.jit(kept_logits), jax.jit(probabilities)
+
+
 @pytest.fixture(params=["cpu", "tpu"], scope="module")
 def platform(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "platform", lambda: request.param)
+        for compiled in (KEPT, PROBABILITIES):
+            compiled.clear_cache()
         yield
 
 
@@ -51,7 +57,7 @@ def test_as_sorting_has_it(row: list[float], limit: int, share: float):
         assume(np.abs(before - share).min() > 1e-5)  # else rounding decides
         kept &= before < share
     sampling = Sampling(temperature=jnp.ones(2), top_k=jnp.array([limit, 0]), top_p=jnp.array([share, 1.0]))
-    found = np.asarray(kept_logits(jnp.array([logits, logits]), sampling))
+    found = np.asarray(KEPT(jnp.array([logits, logits]), sampling))
     np.testing.assert_array_equal(found[0], np.where(kept, logits, -np.inf))
     np.testing.assert_array_equal(found[1], logits)  # a row without limits beside one that has them
 
@@ -60,7 +66,7 @@ def test_top_k_comes_before_top_p():
     """Of two tokens with 4 and 3 tenths the first has more than half; of all four it has less."""
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
     both = Sampling(temperature=jnp.ones(1), top_k=jnp.array([2]), top_p=jnp.array([0.5]))
-    assert probabilities(logits, both).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+    assert PROBABILITIES(logits, both).tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
 @pytest.mark.usefixtures("platform")
@@ -86,7 +92,7 @@ def test_a_whole_vocabulary():
     """Of bfloat16's values there are many ties; the nodes of a row share its limits."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32000)) * 3, jnp.bfloat16)
     sampling = Sampling(temperature=jnp.array([1.0, 0.5]), top_k=jnp.array([50, 0]), top_p=jnp.array([1.0, 0.9]))
-    probs, exact = np.asarray(probabilities(logits, sampling)), np.asarray(logits, np.float32)
+    probs, exact = np.asarray(PROBABILITIES(logits, sampling)), np.asarray(logits, np.float32)
     for node in range(3):
         np.testing.assert_array_equal(probs[0, node] > 0, sorted_top_k(exact[0, node], 50))
         np.testing.assert_array_equal(probs[1, node] > 0, mass_before(exact[1, node] / 0.5) < 0.9)

@@ -1,5 +1,6 @@
 """Trees: invariants of adding, selecting and following, on random trees against plain Python."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from hypothesis import given
@@ -30,7 +31,11 @@ def forests(draw):
 
 def grow(rows):
     """The tree of `forests`, built node by node."""
-    parents, tokens = (jnp.array(x) for x in zip(*rows, strict=True))
+    return grown(*(jnp.array(x) for x in zip(*rows, strict=True)))
+
+
+@jax.jit
+def grown(parents, tokens):
     tree = trees.init_tree(tokens[:, 0], SIZE, None)
     for i in range(1, SIZE):
         live = parents[:, i : i + 1] >= 0
@@ -60,6 +65,7 @@ def test_growing_keeps_parents_depths_and_ancestors(rows):
     assert trees.levels(tree).tolist() == [max(len(path(p, n)) - 1 for n in range(SIZE)) for p, _ in rows]
 
 
+@jax.jit
 def compact(tree: DraftTree) -> DraftTree:
     return trees.subtree(tree, trees.compaction(tree))
 
@@ -90,8 +96,8 @@ def test_following_goes_as_deep_as_the_target_agrees(rows, says):
                 keep[row, node] = False
             seen.add((parents[node], tokens[node]))
     kept = Selection(node=jnp.broadcast_to(jnp.arange(SIZE), (2, SIZE)), live=jnp.array(keep))
-    tree = trees.subtree(tree, kept)
-    verdict = follow(tree, jnp.array(says), SIZE)
+    tree = jax.jit(trees.subtree)(tree, kept)
+    verdict = jax.jit(follow, static_argnums=2)(tree, jnp.array(says), SIZE)
     for row, (parents, tokens) in enumerate(rows):
         node, walked = 0, [0]
         while True:

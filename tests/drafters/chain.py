@@ -9,6 +9,7 @@ from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Drafter, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 
+ADD = jax.jit(trees.add_nodes)
 ROOT = jax.jit(lambda drafter, *arguments: drafter.root(*arguments), static_argnums=0)
 EXPAND = jax.jit(lambda drafter, *arguments: drafter.expand(*arguments), static_argnums=0)
 
@@ -22,7 +23,7 @@ def chain(drafter: Drafter, weights: Models, state: Any, prefix: Prefix, steps: 
     found, live = [drafts.logits[:, 0]], jnp.ones((batch, 1), bool)
     for node in range(1, steps + 1):
         parent = jnp.full((batch, 1), node - 1)
-        tree = trees.add_nodes(tree, jnp.array([node]), after(node), parent, jnp.zeros((batch, 1)), live)
+        tree = ADD(tree, jnp.array([node]), after(node), parent, jnp.zeros((batch, 1)), live)
         frontier = Frontier(node=parent + 1, live=live, level=jnp.array(node))
         drafts, state = EXPAND(drafter, weights, state, prefix, tree, frontier)
         found.append(drafts.logits[:, 0])

@@ -24,7 +24,7 @@ from jaxspec.rules import GumbelCoupling
 from tests.evaluate import tiny
 from tests.lossless.harness import models, requests, run, speculation
 
-VOCAB, LAYERS, BLOCK, TAPS, ROWS = 50, 2, 4, (3, 6), 32
+VOCAB, LAYERS, BLOCK, TAPS, ROWS = 23, 2, 4, (0, 1), 32
 DRAFTED = list(range(0, VOCAB, 3))
 OBSERVE, ROOT = jax.jit(Dflash().observe), jax.jit(lambda drafter, *rest: drafter.root(*rest), static_argnums=0)
 
@@ -37,11 +37,11 @@ def exact_products():
 
 @pytest.fixture(scope="module", params=["the target's", "its own", "with a Markov term"])
 def weights(request: pytest.FixtureRequest) -> Models:
-    """A target of 8 layers and a head of random weights, whose heads of attention are not the target's.
+    """A target and a head of random weights, whose heads of attention are not the target's.
 
     Its embedding and LM head are the target's, or its own, and then it cannot draft every token. One has a Markov term.
     """
-    target = models(VOCAB, num_layers=8).target
+    target = models(VOCAB).target
     shape = Dflash().head_for(target.config, layers=LAYERS, block=BLOCK, taps=TAPS, mask_token=7)
     settings: dict[str, Any] = dict(shape.settings)
     if request.param == "its own":

@@ -34,7 +34,7 @@ def test_default_first(num_layers: int, first: int):
 )
 def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: int, builder: str):
     """With the target's own other layers as exit layers, every draft is accepted: caches and positions are right."""
-    target = models(50, num_layers).target
+    target = models(20, num_layers).target
     config = dataclasses.replace(target.config, num_layers=num_layers - first)
     head = initial(target, EarlyExitHead(config, rngs=nnx.Rngs(0), first=first))
     spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)

@@ -1,5 +1,6 @@
 """How history changes a head's drafts."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 from tests.controllers.rounds import keys_of
 
+COPIES, TOP = jax.jit(with_copies), jax.jit(log_top)
 NONE = jnp.zeros(2, bool)
 
 
@@ -44,7 +46,7 @@ def test_a_token_has_at_least_its_weight(shared: bool, among: list[int] | None):
         logits=jnp.broadcast_to(logits, (2, 3, count)),
         token=None if ids is None else jnp.broadcast_to(ids, (2, 3, count)),
     )
-    before, after = probabilities(whole, 7), probabilities(with_copies(given, token, chance, NONE), 7)
+    before, after = probabilities(whole, 7), probabilities(COPIES(given, token, chance, NONE), 7)
     for b, w in np.ndindex(2, 3):
         kept, now, t, p = before[b, w], after[b, w], int(token[b, w]), float(chance[b, w])
         if kept[t] >= p:
@@ -66,15 +68,15 @@ def test_a_copied_token_is_the_only_child_and_its_confidence_is_its_chance(rule:
     drafts = Drafts(logits=head.at[2:].set(-jnp.inf), token=ids)
     token = jnp.array([[5, 2], [2, 3], [6, 4], [0, 1]])
     chance = jnp.array([[0.3, 0.9], [0.01, 0.5], [0.2, 0], [0, 0.6]])
-    found = with_copies(drafts, token, chance, jnp.array([True, True, False, False]))
+    found = COPIES(drafts, token, chance, jnp.array([True, True, False, False]))
     sampling = Sampling(temperature=jnp.array([0.0, 0.5, 1.0, 1.3]), top_k=None, top_p=None)
     draws = Draws(sampling=sampling, keys=keys_of(4), noise=jnp.ones((4, 7)).at[:, 3].set(9.0), level=jnp.int32(1))
-    proposal = rule.propose(draws, found, 2, 3)
+    proposal = jax.jit(rule.propose, static_argnums=(2, 3))(draws, found, 2, 3)
     assert proposal.live[..., 1:].sum() == 0 and (proposal.live[..., 0] == (chance > 0)).all()
     likely = np.asarray(chance) > 0
     assert np.asarray(proposal.token)[..., 0][likely].tolist() == np.asarray(token)[likely].tolist()
     np.testing.assert_allclose(np.exp(np.asarray(proposal.log_prob)[..., 0][likely]), chance[likely], rtol=1e-5)
-    top = log_top(found, jnp.array([[1], [0], [0], [1]]))
+    top = TOP(found, jnp.array([[1], [0], [0], [1]]))
     np.testing.assert_allclose(np.exp(top), [0.9, 0.01, 0.2, 0.6], rtol=1e-5)
 
 
@@ -104,5 +106,5 @@ def test_bounds():
 
 def test_a_candidate_that_only_pads_is_taken_once():
     drafts = Drafts(logits=jnp.log(jnp.array([[[0.5, 0.0, 0.25, 0.0]]])), token=jnp.array([[[3, 1, 2, 1]]]))
-    found = with_copies(drafts, jnp.array([[1]]), jnp.array([[0.5]]), NONE[:1])
+    found = COPIES(drafts, jnp.array([[1]]), jnp.array([[0.5]]), NONE[:1])
     np.testing.assert_allclose(probabilities(found, 4)[0, 0], [0, 0.5, 0.125, 0.25], rtol=1e-6)

@@ -10,10 +10,11 @@ import pytest
 
 from jaxspec.decoding import loop
 from jaxspec.decoding.drafter import Committed, Models, Prefix
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, init_tree
+from jaxspec.decoding.tree import DraftTree, Frontier, init_tree
 from jaxspec.drafters import suffix_match
 from jaxspec.drafters.ngram import CANDIDATES, Ngram
 from jaxspec.methods.method import parse_method
+from tests.drafters.chain import ADD, EXPAND, ROOT
 from tests.lossless.harness import begun, models, requests, speculation, weights
 
 ROWS, LONGEST = 40, 5
@@ -35,7 +36,7 @@ def lookup(text: list[int], ending: list[int], longest: int) -> list[tuple[int, 
 
 @pytest.fixture(scope="module")
 def target() -> Models:
-    return models(vocab_size=5)
+    return weights(speculation(parse_method("ngram"), greedy=True), models(vocab_size=5))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def tree_over(texts: list[list[int]], rng: np.random.Generator) -> tuple[DraftTr
         for path, t, p in zip(paths, token.tolist(), parent.tolist(), strict=True):
             path.append([*path[p], t])
         score = jnp.zeros((len(texts), 1))
-        tree = add_nodes(tree, jnp.array([slot]), token[:, None], parent[:, None], score, score == 0)
+        tree = ADD(tree, jnp.array([slot]), token[:, None], parent[:, None], score, score == 0)
     return tree, paths
 
 
@@ -87,7 +88,7 @@ def test_the_candidates_of_every_node_of_a_tree(texts, target):
     nodes = jnp.broadcast_to(jnp.arange(6), (len(known), 6))
     frontier = Frontier(node=nodes, live=nodes >= 0, level=jnp.zeros((), jnp.int32))
     drafter = Ngram(longest=LONGEST, shortest=2)
-    drafts, _ = drafter.expand(target, drafter.init(target, len(known), ROWS), prefix, tree, frontier)
+    drafts, _ = EXPAND(drafter, target, drafter.init(target, len(known), ROWS), prefix, tree, frontier)
     assert drafts.token is not None and drafts.token.shape == (len(known), 6, CANDIDATES)
     deepest = 0
     for row, text in enumerate(known):
@@ -130,11 +131,10 @@ def test_it_learns_while_it_decodes(target):
     """On a text that repeats, every draft comes; a row that is done learns no more."""
     spec = speculation(parse_method("ngram+chain,length=3"), greedy=True)
     asked = [*requests([[1, 2, 3] * 4], 40), *requests([[4, 1, 3]], 3)]
-    chosen = weights(spec, target)
-    state = begun(spec, chosen, asked, (), 96)
+    state = begun(spec, target, asked, (), 96)
     counts = []
     for _ in range(8):
-        state = loop.decode(spec, chosen, state, jnp.int32(1))
+        state = loop.decode(spec, target, state, jnp.int32(1))
         counts.append(np.asarray(state.drafter.compared).sum(axis=1))
         assert (state.drafter.came <= state.drafter.compared).all()
     assert counts[-1][0] >= 16, "it never came to repeat itself"
@@ -147,12 +147,12 @@ def test_confidences_are_the_chances(target):
     prefix = Prefix(token=jnp.array([text, text]), length=jnp.array([5, 5]), cache=())
     tree = init_tree(jnp.array([2, 2]), 2, None)
     state = drafter.init(target, 2, 8)
-    _, begun_state = drafter.root(target, state, prefix, tree)
+    _, begun_state = ROOT(drafter, target, state, prefix, tree)
     none = jnp.zeros((2, 2, 1))
     seen = Committed(
         start=jnp.array([4, 4]), count=jnp.array([1, 1]), token=jnp.array([[2, 3], [2, 3]]),
         next_token=jnp.array([[3, 1], [9, 1]]), hidden=none, taps=(),
     )  # fmt: skip
-    drafts, _ = drafter.root(target, drafter.observe(target, begun_state, seen), prefix, tree)
+    drafts, _ = ROOT(drafter, target, jax.jit(drafter.observe)(target, begun_state, seen), prefix, tree)
     first = np.exp(drafts.logits[:, 0, 0])
     np.testing.assert_allclose(first, [(1 + 4 * 0.5) / 5, (0 + 4 * 0.5) / 5], rtol=1e-6)

@@ -10,7 +10,7 @@ from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Drafter, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.methods.method import parse_method
-from tests.drafters.chain import EXPAND, ROOT, chain
+from tests.drafters.chain import ADD, EXPAND, ROOT, chain
 from tests.lossless import combinations
 from tests.lossless.harness import begun, models, requests, speculation, weights, with_kept_blocks
 
@@ -50,9 +50,7 @@ def in_a_tree(drafter: Drafter, chosen: Models, state: object, prefix: Prefix, t
         if new:
             parent = jnp.tile(jnp.array([PARENTS[node] for node in new]), (batch, 1))
             live = jnp.ones(parent.shape, bool)
-            tree = trees.add_nodes(
-                tree, jnp.array(new), jnp.asarray(token[:, new]), parent, jnp.zeros(parent.shape), live
-            )
+            tree = ADD(tree, jnp.array(new), jnp.asarray(token[:, new]), parent, jnp.zeros(parent.shape), live)
     return found
 
 

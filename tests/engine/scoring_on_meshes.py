@@ -32,17 +32,13 @@ def texts() -> list[tuple[list[int], list[int]]]:
 
 
 def main() -> None:
-    asked, same = texts(), {}
+    asked = texts()
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoints.make(Path(folder))
+        path = checkpoints.make(Path(folder), layers=1)
         alone = dict(scores(load(path), asked, 4))
-        for data, model, rows in ((2, 2, 1), (2, 1, 2)):
-            found = dict(scores(load(path, mesh=make_mesh(data=data, model=model, rows=rows)), asked, 3))
-            near = [abs(found[place].log_prob - one.log_prob) < 1e-3 for place, one in alone.items()]
-            same[f"{data}x{model}x{rows}"] = all(near) and all(
-                found[at].greedy == one.greedy for at, one in alone.items()
-            )
-    print(json.dumps(same))
+        found = dict(scores(load(path, mesh=make_mesh(data=2, model=2, rows=2)), asked, 3))
+    near = [abs(found[at].log_prob - one.log_prob) < 1e-3 for at, one in alone.items()]
+    print(json.dumps(all(near) and all(found[at].greedy == one.greedy for at, one in alone.items())))
 
 
 if __name__ == "__main__":

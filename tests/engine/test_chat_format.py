@@ -25,7 +25,7 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"},
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return load(checkpoints.make(tmp_path_factory.mktemp("format")))
+    return load(checkpoints.make(tmp_path_factory.mktemp("format"), layers=1))
 
 
 def with_template(model: Checkpoint, template: str) -> Checkpoint:

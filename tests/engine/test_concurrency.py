@@ -13,7 +13,8 @@ from tests import checkpoints
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine(load(checkpoints.make(tmp_path_factory.mktemp("threads"))), "draft-model+chain,length=3+beta-ts")
+    model = load(checkpoints.make(tmp_path_factory.mktemp("threads"), layers=1))
+    return Engine(model, "draft-model+chain,length=3+beta-ts")
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def results(queue: PrefillQueue) -> dict[int, Generation]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(checkpoints.make(tmp_path_factory.mktemp("refilled")))
+    return load(checkpoints.make(tmp_path_factory.mktemp("refilled"), layers=1))
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +138,8 @@ def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
 
 
 def test_results_come_as_they_are_done(engine, alone):
-    order = []
-    for place, result in engine.generate_iter(PROMPTS, max_new_tokens=BUDGETS, batch_size=3):
+    order, settings = [], {"max_new_tokens": BUDGETS, "batch_size": 2, "record": True, "log_probs": True}
+    for place, result in engine.generate_iter(PROMPTS, **settings):
         order.append(place)
         assert result.tokens == alone[place].tokens
     assert sorted(order) == list(range(len(PROMPTS)))
@@ -152,8 +152,8 @@ def test_wrong_arguments_are_told_before_the_first_result(engine):
 
 
 def test_stop_strings(engine, alone):
-    stop = alone[0].text[3:5]
-    one, several = (engine.generate(PROMPTS, max_new_tokens=BUDGETS, stop=[stop], batch_size=size) for size in (1, 2))
+    settings = {"max_new_tokens": BUDGETS, "stop": [alone[0].text[3:5]], "record": True, "log_probs": True}
+    one, several = (engine.generate(PROMPTS, **settings, batch_size=size) for size in (1, 2))
     assert [each.text for each in several] == [each.text for each in one]
     assert several[0].finish_reason == "stop"
 
@@ -177,9 +177,7 @@ def test_the_cache_grows_while_rows_are_refilled(model):
     assert session.round > session.cache_len, "no column was used twice"
 
 
-@pytest.mark.parametrize(
-    ("rows", "method", "longest"), [(4, "plain", 60), (4, METHOD, 60), (8, METHOD, 60), (4, "plain", 150)]
-)
+@pytest.mark.parametrize(("rows", "method", "longest"), [(8, METHOD, 60), (4, "plain", 150)])
 def test_no_row_idles_while_prompts_wait(rows: int, method: str, longest: int, model, monkeypatch):
     """At most 3 % of row-rounds; and all rounds are at most 1.05 of those of handing rows on without delay."""
     rng = np.random.default_rng(1)
@@ -258,4 +256,4 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
 def test_on_meshes():
     """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
     found = json.loads(several_devices.output("-m", "tests.engine.continuous_batching_on_meshes"))
-    assert found == {"2x2x1": True, "4x1x1": True, "1x2x2": True}
+    assert found == {"2x2x2": True, "4x1x1": True}

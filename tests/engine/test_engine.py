@@ -31,7 +31,7 @@ from tests import checkpoints, hf_models
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(checkpoints.make(tmp_path_factory.mktemp("engine")))
+    return load(checkpoints.make(tmp_path_factory.mktemp("engine"), layers=1))
 
 
 @pytest.fixture(scope="module")

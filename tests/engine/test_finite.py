@@ -16,7 +16,7 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6]]
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoints.make(tmp_path_factory.mktemp("finite"))
+    return checkpoints.make(tmp_path_factory.mktemp("finite"), layers=1)
 
 
 def with_nan_after(model: Checkpoint, token: int) -> Checkpoint:

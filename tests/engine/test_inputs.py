@@ -28,7 +28,7 @@ def unchecked() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    return load(checkpoints.make(tmp_path_factory.mktemp("inputs")))
+    return load(checkpoints.make(tmp_path_factory.mktemp("inputs"), layers=1))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ NEW = 12
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    return jaxspec.Engine(checkpoints.make(tmp_path_factory.mktemp("memory")), "draft-model+chain,length=2")
+    return jaxspec.Engine(checkpoints.make(tmp_path_factory.mktemp("memory"), layers=1), "draft-model+chain,length=2")
 
 
 def continued(engine, prompt, memory):

@@ -17,7 +17,7 @@ from tests.engine.scoring_on_meshes import texts
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("scoring")
-    checkpoints.make(path)
+    checkpoints.make(path, layers=1)
     return path
 
 
@@ -102,5 +102,4 @@ def test_few_programs(model):
 
 
 def test_on_meshes():
-    found = json.loads(several_devices.output("-m", "tests.engine.scoring_on_meshes"))
-    assert found == {"2x2x1": True, "2x1x2": True}
+    assert json.loads(several_devices.output("-m", "tests.engine.scoring_on_meshes")) is True

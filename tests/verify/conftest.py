@@ -13,7 +13,7 @@ import pytest
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict, write_params
 from jaxspec.commands import main
-from jaxspec.verify import exact, run, workloads
+from jaxspec.verify import cases, exact, run, workloads
 from tests import checkpoints
 
 SHARPER = 20.0
@@ -22,7 +22,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="package")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    ckpt = checkpoints.make(tmp_path_factory.mktemp("verify"))
+    ckpt = checkpoints.make(tmp_path_factory.mktemp("verify"), layers=1)
     draft = ckpt / "heads" / "draft-model"
     params, draw = module_to_dict(load(ckpt, "float32").target), np.random.default_rng(0)
     shutil.rmtree(draft)
@@ -38,11 +38,15 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, quick_runs: None) -> None:
-    """Few prompts per case."""
+    """Few prompts per case, and all cases of one shape, so that they share programs."""
     for prompts in ("FIRST_PROMPTS", "LATER_PROMPTS"):
-        monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 24})
-    monkeypatch.setattr(workloads, "LARGEST_BATCH", 4)
+        monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 60})
+    for module in (workloads, cases):
+        monkeypatch.setattr(module, "LARGEST_BATCH", 4)
+    shape = workloads.Shape(batch_size=4, longest=16, budget=32, fills=False, truncated=True)
+    monkeypatch.setattr(workloads.Source, "shape", lambda *_: shape)
     monkeypatch.setattr(exact, "NOISE_SIZES", (4,))
+    monkeypatch.setattr(exact, "NOISE_TEXTS", 4)
 
 
 @pytest.fixture
