@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxspec import load, make_mesh
 from jaxspec.engine.scoring import scores
-from tests import checkpoints
+from tests.evaluate.tiny import checkpoint
 
 
 def texts() -> list[tuple[list[int], list[int]]]:
@@ -27,14 +27,14 @@ def texts() -> list[tuple[list[int], list[int]]]:
         (400, 7),
         (1, 256),
     )
-    found = [(rng.integers(3, 259, size=a).tolist(), rng.integers(3, 259, size=b).tolist()) for a, b in lengths]
+    found = [(rng.integers(3, 256, size=a).tolist(), rng.integers(3, 256, size=b).tolist()) for a, b in lengths]
     return [*found, (found[1][0], found[1][1][:-1] + [7]), (found[1][0] + found[1][1][:-1], [9])]
 
 
 def main() -> None:
     asked = texts()
     with tempfile.TemporaryDirectory() as folder:
-        path = checkpoints.make(Path(folder), layers=1)
+        path = checkpoint(Path(folder) / "ckpt")
         alone = dict(scores(load(path), asked, 4))
         found = dict(scores(load(path, mesh=make_mesh(data=2, model=2, rows=2)), asked, 3))
     near = [abs(found[at].log_prob - one.log_prob) < 1e-3 for at, one in alone.items()]
