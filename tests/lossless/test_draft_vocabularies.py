@@ -61,7 +61,13 @@ def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
         assert run_refilled(spec, others, asked) == [plain[i][:budget] for i, budget in each]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(
+    "drafter",
+    [  # usually one each of those with the target's LM head, with heads of their own, and that are a model
+        pytest.param(name, marks=() if name in ("dflash", "medusa", "draft-model") else pytest.mark.soak)
+        for name in DRAFTERS
+    ],
+)
 def test_without_tokens_that_never_come_no_draft_is_lost(drafter: str, target, prompts, plain):
     """What the whole head drafts and the target accepts is in the text, so the cut head drafts it too."""
     spec, used = (

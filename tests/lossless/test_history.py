@@ -42,7 +42,10 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
     "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",  # longer than the block: copies only
 )
-COUPLED = tuple(name for name in METHODS if "chain" not in name or "dflash" in name)
+COUPLED = [  # beside greedy verification of all of them, usually every other one
+    pytest.param(name, marks=pytest.mark.soak if i % 2 else ())
+    for i, name in enumerate(name for name in METHODS if "chain" not in name or "dflash" in name)
+]
 SAMPLED = (
     "draft-model,history=2+chain,length=3",
     "eagle3,history=1+chain,length=3",
