@@ -37,6 +37,12 @@ WITH_KEPT_BLOCKS = (  # how a skip set drafts that has weights of its own
     "layer-skip+chain,length=4+adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
     "layer-skip+eagle2,total=12,depth=4,width=3+cali-ts",
 )
+BY_MUTANTS = (  # the last: whether it is coupled; `tests/mutants` runs the tests of these
+    ("draft-model", "chain,length=4", "threshold,gamma=0.2,confidence=token", False),
+    ("eagle", "chain,length=4", "beta-ts,prior_alpha=1", False),
+    ("eagle3", "eagle2,total=12,depth=4,width=3", "fixed", False),
+    ("draft-model", "uniform,width=2,depth=3,total=8", "fixed", True),
+)
 TEMPERATURES = (0.7, 1.0)
 TOP_P = (1.0, 0.8)
 
@@ -75,7 +81,7 @@ def usual(coupled: bool) -> list[tuple[str, str, str]]:
     rows = [row for row in methods() if row[1] not in SETTINGS]
     both = lambda i: (False, True) if i % 2 else (True, False)  # so that each rule has about half of them
     every = [(*row, rule) for i, row in enumerate(rows) for rule in both(i) if not rule or is_coupled("+".join(row))]
-    return [row[:3] for row in pairwise(every) if row[3] == coupled]
+    return [row[:3] for row in covering(every, 2, BY_MUTANTS) if row[3] == coupled]
 
 
 def sampled() -> list[Any]:
@@ -99,10 +105,10 @@ def pairwise(rows: Sequence[tuple]) -> list[tuple]:
     return covering(rows, 2)
 
 
-def covering(rows: Sequence[tuple], columns: int) -> list[tuple]:
-    """The same for the values of so many columns."""
+def covering(rows: Sequence[tuple], columns: int, begin: Sequence[tuple] = ()) -> list[tuple]:
+    """The same for the values of so many columns; the subset begins with these rows."""
     found = lambda row: {(at, tuple(row[i] for i in at)) for at in itertools.combinations(range(len(row)), columns)}
-    missing, chosen = set().union(*map(found, rows)), []
+    missing, chosen = set().union(*map(found, rows)).difference(*map(found, begin)), [*begin]
     while missing:
         best = max(rows, key=lambda row: len(found(row) & missing))
         chosen.append(best)
