@@ -5,19 +5,21 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 
-from jaxspec.checkpoint import heads, loading, parameters
+from jaxspec.checkpoint import config_json, heads, loading, parameters
 from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
 from jaxspec.checkpoint.checksums import verify
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
 from jaxspec.convert import llama
-from jaxspec.drafters import DRAFTERS, Eagle3
+from jaxspec.decoding.drafter import Drafter, HeadShape
+from jaxspec.drafters import DRAFTERS, Eagle, Eagle3
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.engine.head_weights import drafter_of, restore_head
 from jaxspec.model.quantization import dense
@@ -49,6 +51,15 @@ def ids(tmp_path: Path) -> Path:
 def read(path: Path) -> dict[str, np.ndarray]:
     names = parameters.read_shapes(path / "params")
     return parameters.read_arrays(path / "params", names)
+
+
+def made(drafter: Drafter, shape: HeadShape, folder: Path) -> Path:
+    """Writes a head whose weights are 0."""
+    folder.mkdir(parents=True)
+    abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+    config = heads.HeadConfig(drafter.name, shape.model, "float32", "float32", dict(shape.settings))
+    heads.write_head(folder, config, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), abstract))
+    return folder
 
 
 def cut(source: str | Path, out: Path, ids: Path, target: str | Path = "builtin") -> Path:
@@ -115,25 +126,19 @@ def test_a_draft_model_that_is_padded_otherwise(rows: int, tmp_path: Path):
 
 
 def test_an_embedding_of_its_own_is_no_lm_head(builtin: loading.Checkpoint, ids: Path, tmp_path: Path):
-    shape = DRAFTERS["eagle"]().head_for(builtin.config.model)
+    shape = Eagle().head_for(builtin.config.model)
     shape = dataclasses.replace(shape, settings={**shape.settings, "own_embedding": True})
-    (tmp_path / "eagle").mkdir()
-    config = heads.HeadConfig("eagle", shape.model, "float32", "float32", dict(shape.settings))
-    heads.write_head(tmp_path / "eagle", config, DRAFTERS["eagle"]().build_head(shape, nnx.Rngs(0)))
-    found = read(cut(tmp_path / "eagle", tmp_path / "out", ids))
+    found = read(cut(made(Eagle(), shape, tmp_path / "eagle"), tmp_path / "out", ids))
     np.testing.assert_array_equal(found["head.kernel"], read(BUILTIN)["head.kernel"][:, KEPT])
 
 
 def test_a_quantised_target_gives_its_columns(ids: Path, tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     llama.convert(tmp_path / "hf", tmp_path / "ckpt", quantize="int8")
-    shape = DRAFTERS["eagle"]().head_for(loading.load(tmp_path / "ckpt").config.model)
-    head = DRAFTERS["eagle"]().build_head(shape, nnx.Rngs(0))
-    (tmp_path / "ckpt" / "heads" / "eagle").mkdir(parents=True)
-    config = heads.HeadConfig("eagle", shape.model, "float32", "float32", dict(shape.settings))
-    heads.write_head(tmp_path / "ckpt" / "heads" / "eagle", config, head)
+    shape = Eagle().head_for(config_json.read_config(tmp_path / "ckpt").model)
+    head = made(Eagle(), shape, tmp_path / "ckpt" / "heads" / "eagle")
     ids.write_text("[9, 4]")
-    out = cut(tmp_path / "ckpt" / "heads" / "eagle", tmp_path / "out", ids, tmp_path / "ckpt")
+    out = cut(head, tmp_path / "out", ids, tmp_path / "ckpt")
     stored = {name: jnp.asarray(array) for name, array in read(tmp_path / "ckpt").items()}
     expected = dense(stored, ["head.kernel"])["head.kernel"][:, [2, 4, 9]]
     np.testing.assert_array_equal(read(out)["head.kernel"], expected)
@@ -212,11 +217,8 @@ def test_a_cut_head_is_neither_cut_again_nor_exported(tmp_path: Path, ids: Path)
 
 def test_an_eagle3_head_keeps_the_vocabulary_that_it_has(tmp_path: Path, ids: Path, builtin: loading.Checkpoint):
     shape = Eagle3().head_for(builtin.config.model, ids=range(100))
-    (tmp_path / "eagle3").mkdir()
-    config = heads.HeadConfig("eagle3", shape.model, "float32", "float32", dict(shape.settings))
-    heads.write_head(tmp_path / "eagle3", config, Eagle3().build_head(shape, nnx.Rngs(0)))
-    words = ["--target", "builtin", "--draft-ids", ids]
-    assert "already" in refused(tmp_path / "eagle3", tmp_path / "out", *words, command="head")
+    head, words = made(Eagle3(), shape, tmp_path / "eagle3"), ["--target", "builtin", "--draft-ids", ids]
+    assert "already" in refused(head, tmp_path / "out", *words, command="head")
 
 
 @pytest.mark.parametrize("mask", ["ff", 7, ["ff"], "zz" * 256])

@@ -40,10 +40,10 @@ from tests.convert.published_heads import (
 from tests.convert.test_eagle_oracle import EPSILON, attention, linear
 
 LENGTH, CHUNK, ROWS = 14, 16, 32
-TREE = ((5, 0), (9, 0), (17, 1), (5, 1), (30, 2), (44, 4))
+TREE = ((5, 0), (9, 0), (17, 1), (5, 1), (44, 4))
 """Tokens and the nodes that they follow, from node 1 on; the root is 0."""
 OBSERVE, ROOT, EXPAND = jax.jit(Eagle3().observe), jax.jit(Eagle3().root), jax.jit(Eagle3().expand)
-LEVELS = ((1, 2), (3, 4, 5), (6,))
+LEVELS = ((1, 2), (3, 4), (5,))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ from tests.convert.commands import tensors
 from tests.convert.published_heads import EAGLE, HEADS, KV_HEADS, WIDTH, eagle, write
 
 LENGTH, STEPS, CHUNK, ROWS = 13, 4, 16, 32
+FORWARD, OBSERVE, ROOT, EXPAND = map(jax.jit, (forward, Eagle().observe, Eagle().root, Eagle().expand))
 HEAD_DIM, EPSILON, THETA = WIDTH // HEADS, EAGLE["rms_norm_eps"], 10000.0
 
 
@@ -120,7 +121,7 @@ def text(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     causal = jnp.tril(jnp.ones((1, count, count), bool))
     empty = kv.allocate(config, 1, 1, jnp.dtype("float32"))
     ids, positions = jnp.asarray(tokens[None, :-1], jnp.int32), jnp.arange(count)[None]
-    out = jax.jit(forward)(pair.models.target, ids, positions, causal, empty, jnp.zeros(1, jnp.int32))
+    out = FORWARD(pair.models.target, ids, positions, causal, empty, jnp.zeros(1, jnp.int32))
     return tokens, np.asarray(out.hidden[0])
 
 
@@ -139,7 +140,7 @@ def observed(pair: Pair, state: PairState, tokens: np.ndarray, features: np.ndar
         hidden=padded(features[first:]),
         taps=(),
     )
-    return jax.jit(Eagle().observe)(pair.models, state, committed)
+    return OBSERVE(pair.models, state, committed)
 
 
 def drafted(pair: Pair, state: PairState, tokens: np.ndarray, drafts: list[int]) -> tuple[np.ndarray, PairState]:
@@ -148,13 +149,12 @@ def drafted(pair: Pair, state: PairState, tokens: np.ndarray, drafts: list[int])
         token=jnp.asarray(np.resize(tokens, (1, ROWS)), jnp.int32), length=jnp.asarray([len(tokens)]), cache=()
     )
     grown = tree.init_tree(jnp.asarray(tokens[-1:], jnp.int32), len(drafts) + 1, None)
-    first, state = Eagle().root(pair.models, state, prefix, grown)
-    found, expand = [first.logits[0, 0]], jax.jit(Eagle().expand)
-    cell = lambda value: jnp.asarray([[value]])
+    first, state = ROOT(pair.models, state, prefix, grown)
+    found, cell = [first.logits[0, 0]], lambda value: jnp.asarray([[value]])
     for i, token in enumerate(drafts):
         grown = tree.add_nodes(grown, jnp.asarray([i + 1]), cell(token), cell(i), cell(0.0), cell(True))
         frontier = tree.Frontier(node=cell(i + 1), live=cell(True), level=jnp.asarray(i + 1))
-        after, state = expand(pair.models, state, prefix, grown, frontier)
+        after, state = EXPAND(pair.models, state, prefix, grown, frontier)
         found.append(after.logits[0, 0])
     return np.stack(found), state
 

@@ -87,7 +87,7 @@ def empty(folder: Path) -> None:
         path.rmdir() if path.is_dir() else path.unlink()
 
 
-@hypothesis.settings(SETTINGS, max_examples=50)
+@SETTINGS
 @hypothesis.given(name=st.sampled_from(FILES), at=st.floats(0, 1, exclude_max=True), bit=st.none() | st.integers(0, 7))
 def test_a_flipped_bit_or_a_missing_end(
     name: str, at: float, bit: int | None, files: dict[str, bytes], convert: Callable[..., None]
@@ -100,7 +100,7 @@ def test_a_flipped_bit_or_a_missing_end(
     convert(**{name: bytes(content)})
 
 
-@SETTINGS
+@hypothesis.settings(SETTINGS, max_examples=12)
 @hypothesis.given(data=st.data(), value=STRANGE)
 def test_a_strange_value_in_a_config(data: st.DataObject, value: Any, files: dict[str, bytes], convert: Callable):
     name = data.draw(st.sampled_from(FILES[:2]))
@@ -381,7 +381,7 @@ def test_one_oddity(change: dict[str, Any], originals: Path, tmp_path: Path):
     check_odd(dataclasses.replace(PLAIN, **change), originals, tmp_path)
 
 
-@hypothesis.settings(SETTINGS, max_examples=25)
+@hypothesis.settings(SETTINGS, max_examples=12)
 @hypothesis.given(odd=odd_folders)
 def test_several_oddities(odd: Oddity, originals: Path, tmp_path: Path):
     check_odd(odd, originals, tmp_path)

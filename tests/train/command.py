@@ -10,7 +10,11 @@ from typing import Any
 import pytest
 
 import jaxspec
+from jaxspec.builders import Chain
 from jaxspec.commands import train
+from jaxspec.engine.generation import Generation
+from jaxspec.methods.method import Method
+from jaxspec.train.run.held_out import CHAIN
 
 QUICK = ("--steps", 30, "--batch-size", 4, "--context", 48, "--learning-rate", 1e-2, "--evaluate-every", 15)
 """Options that train a head in seconds."""
@@ -42,7 +46,14 @@ def trained(
     first, last = (line["evaluation"] for line in lines if "evaluation" in line)
     assert last["loss"] < first["loss"]
     model = jaxspec.load(target)
-    engines = jaxspec.Engine(model, method), jaxspec.Engine(model, "plain")
-    drafted, plain = (engine.generate(["def f", "return"], max_new_tokens=30) for engine in engines)
+    drafts(engine := jaxspec.Engine(model, method))
+    return engine, lines
+
+
+def drafts(engine: jaxspec.Engine) -> list[Generation]:
+    """Texts that its head drafts, and does not change; in chains as training measures, so that they are compiled."""
+    method = Method(engine.method.drafter, Chain(length=CHAIN))
+    engines = jaxspec.Engine(engine.model, method, draft=engine.models.draft), jaxspec.Engine(engine.model, "plain")
+    drafted, plain = (one.generate(["def f", "return", "x + 1", "f2(x)"], max_new_tokens=30) for one in engines)
     assert [each.tokens for each in drafted] == [each.tokens for each in plain]
-    return engines[0], lines
+    return drafted

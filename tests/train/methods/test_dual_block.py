@@ -37,13 +37,20 @@ def segments(*rows: list[int]) -> jax.Array:
     return jnp.asarray([np.repeat(np.arange(len(row)), row) for row in rows])
 
 
-def naive(layer: Layer, x: jax.Array, hidden: jax.Array, documents: list[int], length: int) -> jax.Array:
-    """The layer's attention over one window, by a softmax over 2 T keys for each query."""
-    at = rotary(CONFIG, positions(segments(documents)))
+@jax.jit
+def ours(layer: Layer, x: jax.Array, hidden: jax.Array, segment: jax.Array, length: jax.Array) -> jax.Array:
+    angles = rotary(CONFIG, positions(segment))
+    attend = over_rounds(rounds_of(segment, length, longest=20), layer.keys_and_values(hidden, angles))
+    return layer.attention(layer.attention_input(x), angles, attend)[0]
+
+
+@jax.jit
+def naive(layer: Layer, x: jax.Array, hidden: jax.Array, segment: jax.Array, seen: jax.Array) -> jax.Array:
+    """The layer's attention over one window, by a softmax over 2 T keys for each query, of which it sees some."""
+    at = rotary(CONFIG, positions(segment))
     query, key, value = layer.attention.project(layer.attention_input(x), at)
     _, soft_key, soft_value = layer.attention.project(layer.attention_input(hidden), at)
     keys, values = (jnp.concatenate(pair, axis=2) for pair in ((soft_key, key), (soft_value, value)))
-    seen = jnp.asarray(np.concatenate(definition(documents, length), axis=1))
     scores = jnp.where(seen, jnp.einsum("bkgwh,bksh->bkgws", query, keys) * CONFIG.head_dim**-0.5, -jnp.inf)
     mixed = jnp.einsum("bkgws,bksh->bkgwh", jax.nn.softmax(scores), values)
     return layer.attention.o(mixed.transpose(0, 3, 1, 2, 4).reshape(x.shape[0], x.shape[1], -1))
@@ -58,8 +65,6 @@ def test_attention_is_the_naive_one(documents: list[int], length: int):
     layer = Layer(nnx.Rngs(0), CONFIG, jnp.dtype("float32"))
     sample = lambda seed: jax.random.normal(jax.random.key(seed), (1, sum(documents), CONFIG.hidden_size))
     x, hidden, segment = sample(1), sample(2), segments(documents)
-    angles = rotary(CONFIG, positions(segment))
-    rounds = rounds_of(segment, jnp.asarray(length), longest=20)
-    attend = over_rounds(rounds, layer.keys_and_values(hidden, angles))
-    found, _ = layer.attention(layer.attention_input(x), angles, attend)
-    np.testing.assert_allclose(found, naive(layer, x, hidden, documents, length), atol=1e-5)
+    seen = np.concatenate(definition(documents, length), axis=1)
+    found, expected = ours(layer, x, hidden, segment, jnp.asarray(length)), naive(layer, x, hidden, segment, seen)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

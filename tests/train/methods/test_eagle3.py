@@ -26,6 +26,7 @@ CONFIG = shape(4)
 LENGTH, STEPS = 12, 3
 IDS = (0, 2, 3, 5, 7, 8, 9, 11, 12)
 OBSERVE = jax.jit(lambda drafter, *arguments: drafter.observe(*arguments), static_argnums=0)
+FEATURES = jax.jit(target_features, static_argnums=2)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def batch() -> Windows:
 @pytest.fixture(scope="module")
 def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
     """What each step makes of each row."""
-    _, taps = target_features(target, batch, head.options.taps)
+    _, taps = FEATURES(target, batch, head.options.taps)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     unroll = jax.jit(lambda: eagle3.unroll(head, target, tokens, head.fuse(taps), segment, STEPS))
     return unroll()
@@ -54,7 +55,7 @@ def steps(target: Llama, head: Eagle3Head, batch: Windows) -> list[jax.Array]:
 
 def test_trains_what_decodes(target, head, batch, steps):
     """A row of each document: the logits after its root and along the text, drafted by the decoder."""
-    _, taps = target_features(target, batch, head.options.taps)
+    _, taps = FEATURES(target, batch, head.options.taps)
     models, drafter = Models(target=target, draft=head), Eagle3()
     for row, begin, end, pair in ((0, 0, 7, 3), (0, 7, LENGTH, 8), (1, 0, LENGTH, 0), (1, 0, LENGTH, 8)):
         whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
@@ -77,7 +78,7 @@ def test_trains_what_decodes(target, head, batch, steps):
 
 def test_loss_is_the_papers(target, head, batch, steps):
     """Cross-entropy with the target over the draft vocabulary, where the target's first choice can be drafted."""
-    features, _ = target_features(target, batch, head.options.taps)
+    features, _ = FEATURES(target, batch, head.options.taps)
     says, total, counts, right = np.asarray(target.logits(features)), 0.0, [0] * STEPS, [0] * STEPS
     for k, row, i in np.ndindex(STEPS, 2, LENGTH):
         drafted, said = i + 2 + k, i + 1 + k

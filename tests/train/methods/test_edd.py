@@ -92,10 +92,10 @@ def test_what_a_sharpened_teacher_teaches(batch):
 
 def test_the_length_of_blocks_is_drawn_at_every_step(target, head, batch):
     """From the shortest to the longest, both among them, inside one compiled program."""
-    loss = jax.jit(partial(edd.loss, objective=BlockObjective(block_min=3, block_max=6)))
+    loss = jax.jit(partial(edd.loss, objective=BlockObjective(block_min=3, block_max=5)))
     found = {round(float(loss(head, target, batch, jax.random.key(seed))[0]), 3) for seed in range(40)}
     fixed = lambda n: edd.loss(head, target, batch, None, BlockObjective(block_min=n, block_max=n))[0]
-    np.testing.assert_allclose(sorted(found), sorted(float(fixed(n)) for n in (3, 4, 5, 6)), atol=2e-3)
+    np.testing.assert_allclose(sorted(found), sorted(float(fixed(n)) for n in (3, 4, 5)), atol=2e-3)
 
 
 def test_neither_rows_nor_documents_see_each_other(target, head, batch):

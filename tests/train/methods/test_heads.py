@@ -21,12 +21,12 @@ from jaxspec.convert import heads as published_heads
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.engine.head_weights import restore_head
 from jaxspec.model.llama import Llama
+from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import draft_model, lm
-from jaxspec.train.options import DraftModel
 from tests.evaluate.tiny import TEMPLATE, checkpoint
-from tests.train.command import QUICK, command
+from tests.train.command import QUICK, command, drafts
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text and conversations; `shutil.py` is held out by its name."""
     path = tmp_path_factory.mktemp("data")
-    for name in ("a.py", "shutil.py"):
-        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(60)))
+    for name, count in (("a.py", 60), ("shutil.py", 6)):
+        (path / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(count)))
     turns = [{"from": "human", "value": "add one to x"}, {"from": "gpt", "value": "x + 1 is what you want"}]
     (path / "talk.json").write_text(json.dumps([{"conversations": turns}] * 30 + [{"conversations": []}]))
     return path
@@ -51,7 +51,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def eagle(target: Path, data: Path) -> tuple[Path, str]:
     """A target with a trained head, and the output of its training."""
-    code, err = command("eagle", "--target", target, "--data", data, "--chat-arg", "style=x", *QUICK)
+    code, err = command("eagle", "--target", target, "--data", data, "--chat-arg", "style=x", "--bias", *QUICK)
     assert code == 0, err
     return target, err
 
@@ -73,8 +73,7 @@ def test_a_head_is_trained_measured_and_used(eagle):
     assert heads.read_config(target / "heads/eagle").chat_args == {"style": "x"}
     engine = jaxspec.Engine(model)
     assert str(engine.method) == "eagle+chain,length=4+fixed"
-    plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=30)[0]
-    assert engine.generate("def f", max_new_tokens=30)[0].tokens == plain.tokens
+    drafts(engine)
 
 
 def test_chat_options_without_conversations_are_refused(target, data, tmp_path):
@@ -88,103 +87,59 @@ def test_chat_options_without_conversations_are_refused(target, data, tmp_path):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_trained_head_goes_out_and_comes_back(bias, eagle, data, tmp_path):
-    """Without a bias in `fc` unless one is asked for; either way the same bits, and the same drafts, after export."""
+def test_a_trained_head_goes_out_and_comes_back(eagle, tmp_path):
+    """With the bias in `fc` that was asked for: the same bits, and the same drafts, after export."""
     target, _ = eagle
     head = target / "heads/eagle"
-    if bias:
-        head = tmp_path / "biased"
-        code, err = command("eagle", "--target", target, "--data", data, "--out", head, *QUICK, "--bias")
-        assert code == 0, err
     published_heads.export(head, tmp_path / "published", "eagle", target)
     config = json.loads((tmp_path / "published/config.json").read_text())
-    names = load_file(tmp_path / "published/model.safetensors").keys()
-    assert (config["bias"], "fc.bias" in names) == (bias, bias)
-    assert heads.read_head(head, "eagle").settings["bias"] == bias
+    assert config["bias"] and "fc.bias" in load_file(tmp_path / "published/model.safetensors")
+    assert heads.read_head(head, "eagle").settings["bias"] and not options.Eagle(target=target).bias
     published_heads.convert(tmp_path / "published", tmp_path / "back", target)
     model = load(target, "float32")
     ours, theirs = (module_to_dict(restore_head(model, Eagle(), path)) for path in (head, tmp_path / "back"))
-    assert ours.keys() == theirs.keys() and ("fc.bias" in ours) == bias
+    assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
-    if bias:
-        assert np.abs(np.asarray(ours["fc.bias"])).max() > 0  # it has learnt
-    texts = [
-        jaxspec.Engine(model, f"eagle@{path}+chain").generate("def f", max_new_tokens=20)[0]
-        for path in (head, tmp_path / "back")
-    ]
-    assert (
-        texts[0].tokens
-        == texts[1].tokens
-        == jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0].tokens
-    )
-    assert texts[0].statistics == texts[1].statistics
+    assert np.abs(np.asarray(ours["fc.bias"])).max() > 0  # it has learnt
+    texts = [drafts(jaxspec.Engine(model, f"eagle@{path}")) for path in (head, tmp_path / "back")]
+    assert [each.statistics for each in texts[0]] == [each.statistics for each in texts[1]]
 
 
-def test_the_same_command_gives_the_same_bits(eagle, data, tmp_path):
-    """With features from the disk too: those are the ones that the step would compute."""
-    target, _ = eagle
-    for name, options in (("again", ()), ("cached", ("--cache-features", tmp_path / "features"))):
-        same = ("--target", target, "--data", data, "--chat-arg", "style=x", *QUICK)
-        code, err = command("eagle", *same, "--out", tmp_path / name, *options)
-        assert code == 0, err
-    weights = lambda path: {
-        name: np.asarray(array)
-        for name, array in module_to_dict(restore_head(load(target, "float32"), Eagle(), path)).items()
-    }
-    first, again, cached = (weights(path) for path in (target / "heads/eagle", tmp_path / "again", tmp_path / "cached"))
-    assert all(first[name].tobytes() == again[name].tobytes() for name in first)
-    for name in first:
-        np.testing.assert_allclose(cached[name], first[name], atol=0.02, err_msg=name)
-
-
-@pytest.mark.parametrize("goal", ["forward-kl", "cross-entropy"])
-def test_a_draft_model_is_distilled(goal, target, data, tmp_path):
-    code, err = command(
-        *("draft-model", "--target", target, "--data", data / "a.py", "--out", tmp_path / "draft", "--goal", goal),
-        *("--steps", 20, "--batch-size", 4, "--context", 32, "--learning-rate", 3e-3, "--seed", 1),
-    )
-    assert code == 0, err
-    assert "no text is held out" in err
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "draft.run/metrics.jsonl").read_text().splitlines()]
-    assert losses[-1] < losses[0]
-    engine = jaxspec.Engine(target, f"draft-model@{tmp_path / 'draft'}+chain")
-    plain = jaxspec.Engine(target, "plain").generate("def f", max_new_tokens=20)[0]
-    assert engine.generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
-    assert jaxspec.load(tmp_path / "draft").config.dtype == "bfloat16"
-
-
-def test_a_vanilla_draft_model_lies_beside_others(target, data, tmp_path):
+def test_a_draft_model_is_distilled_and_lies_beside_others(target, data, tmp_path):
     """EDD's VDM, as --help has it: one layer of the target's shape under a name of its own."""
     path = shutil.copytree(target, tmp_path / "ckpt", ignore=shutil.ignore_patterns("heads"))
     code, err = command(
-        *("draft-model", "--target", path, "--data", data, "--out", path / "heads/vdm", "--chat-arg", "style=x"),
-        *("--steps", 2, "--batch-size", 4, "--context", 32),
+        *("draft-model", "--target", path, "--data", data / "talk.json", "--out", path / "heads/vdm"),
+        *("--chat-arg", "style=x", "--goal", "cross-entropy", "--steps", 20, "--batch-size", 4, "--context", 32),
+        *("--learning-rate", 3e-3, "--seed", 1),
     )
     assert code == 0, err
-    assert read_config(path / "heads/vdm").chat_args == {"style": "x"}
+    lines = map(json.loads, (path / "heads/vdm.run/metrics.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0]
+    config = read_config(path / "heads/vdm")
+    assert (config.chat_args, config.dtype) == ({"style": "x"}, "bfloat16")
     model = jaxspec.load(path)
     assert model.heads == ("vdm",)
     engine = jaxspec.Engine(model, "draft-model@vdm+chain,length=5")
     assert engine.models.draft.config == dataclasses.replace(model.config.model, num_layers=1)
-    plain = jaxspec.Engine(model, "plain").generate("def f", max_new_tokens=20)[0]
-    assert engine.generate("def f", max_new_tokens=20)[0].tokens == plain.tokens
-    recipe = DraftModel(target=path)  # what the paper's appendix B has for its draft models
+    drafts(engine)
+    recipe = options.DraftModel(target=path)  # what the paper's appendix B has for its draft models
     assert (recipe.layers, recipe.objective) == (1, Distillation("forward-kl", 1.0))
     assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
 
 
 def test_forward_kl_of_the_target_itself_is_zero():
-    shape = lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12)
-    model = Llama(shape, rngs=nnx.Rngs(0))
+    shape = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
+    model, loss = Llama(shape, rngs=nnx.Rngs(0)), jax.jit(draft_model.loss, static_argnums=(3, 4))
     tokens = jax.random.randint(jax.random.key(0), (2, 12), 0, 40)
     batch = Windows(tokens=tokens, segment=jnp.zeros_like(tokens), counted=jnp.ones(tokens.shape, bool))
-    total, sums = draft_model.loss(model, model, batch, None, Distillation())
+    total, sums = loss(model, model, batch, None, Distillation())
     assert float(total) == pytest.approx(0, abs=1e-5)
     assert float(sums["count"]) == 22
     other = Llama(shape, rngs=nnx.Rngs(1))
-    assert float(draft_model.loss(other, model, batch, None, Distillation())[0]) > 1
+    assert float(loss(other, model, batch, None, Distillation())[0]) > 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`jaxspec-train lm`, from a folder of text to a checkpoint that generates."""
 
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -123,6 +124,7 @@ def test_documents_of_one_window_do_not_see_each_other():
     np.testing.assert_allclose(whole[:, 5:], alone, rtol=1e-4, atol=1e-5)
 
 
+@jax.jit
 def value(model: Llama, packed: Windows) -> jax.Array:
     """The mean loss of a batch."""
     total, sums = lm.loss(model, None, packed, None)
@@ -131,9 +133,9 @@ def value(model: Llama, packed: Windows) -> jax.Array:
 
 def test_gradient_matches_a_finite_difference():
     model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
-    gradient, loss = jax.jit(jax.grad(value))(model, packed), jax.jit(value)
+    gradient = jax.grad(value)(model, packed)
     squares = sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient))
-    at = lambda size: float(loss(jax.tree.map(lambda p, g: p + size / squares**0.5 * g, model, gradient), packed))
+    at = lambda size: float(value(jax.tree.map(lambda p, g: p + size / squares**0.5 * g, model, gradient), packed))
     assert (at(1e-2) - at(-1e-2)) / 2e-2 == pytest.approx(squares**0.5, rel=1e-2)
 
 
@@ -158,7 +160,8 @@ def test_layer_dropout_grows_with_depth():
     np.testing.assert_allclose(kept, expected, atol=0.03)
 
     model, packed = Llama(MODEL, rngs=nnx.Rngs(0)), random_windows(3, 12)
-    whole = float(lm.loss(model, None, packed, None, layer_dropout=0.9)[0])
-    losses = {float(lm.loss(model, None, packed, key, layer_dropout=0.9)[0]) for key in keys[:20]}
+    loss = jax.jit(partial(lm.loss, layer_dropout=0.9))
+    whole = float(loss(model, None, packed, None)[0])
+    losses = {float(loss(model, None, packed, key)[0]) for key in keys[:20]}
     assert any(loss == pytest.approx(whole, rel=1e-6) for loss in losses)
     assert not all(loss == pytest.approx(whole, rel=1e-6) for loss in losses)

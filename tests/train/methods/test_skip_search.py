@@ -32,16 +32,8 @@ COSTS = BlockCosts(
     plain=1.0, verify={1: 1.0, 2: 1.2, 4: 1.5}, level=0.9, attention=0.4, mlp=0.05,
     control_level=0.01, control_round=0.02, rest=0.0, plain_rest=0.0,
 )  # fmt: skip
-SMALL = (
-    "--samples",
-    2,
-    "--prompt-tokens",
-    6,
-    "--max-new-tokens",
-    12,
-    "--method",
-    "layer-skip+chain,length=3+threshold,gamma=0.005",
-)
+METHOD = "+chain,length=3+threshold,gamma=0.005"
+SMALL = ("--samples", 2, "--prompt-tokens", 6, "--max-new-tokens", 12, "--method", f"layer-skip{METHOD}")
 
 
 @pytest.fixture(scope="module")
@@ -110,11 +102,9 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
     assert (run_folder / "trials.jsonl").read_text().startswith("".join(log))
 
     # What it wrote drafts, and the text is plain decoding's.
-    found = [
-        jaxspec.Engine(model, method).generate("abc", max_new_tokens=16)[0].tokens
-        for method in ("plain", f"layer-skip@{whole}+chain,length=3")
-    ]
-    assert found[0] == found[1]
+    engines = (jaxspec.Engine(model, method) for method in ("plain", f"layer-skip@{whole}{METHOD}"))
+    plain, drafted = ([each.tokens for each in one.generate(["abc", "ab"], max_new_tokens=12)] for one in engines)
+    assert drafted == plain
 
 
 def test_what_a_block_costs(model, monkeypatch):

@@ -56,7 +56,7 @@ def test_features_are_computed_once(tmp_path):
 
 @pytest.fixture(scope="module")
 def target() -> Llama:
-    return Llama(lm.shape(40, layers=3, hidden_size=16, head_dim=8, context=12), rngs=nnx.Rngs(0))
+    return Llama(lm.shape(40, layers=2, hidden_size=16, head_dim=8, context=12), rngs=nnx.Rngs(0))
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +67,11 @@ def packed() -> Windows:
     return Windows(tokens=tokens, segment=segment, counted=rng.random((6, 12)) < 0.8, index=np.arange(6))
 
 
-@pytest.mark.parametrize("tap", [0, 1, 2])  # of the last layer EDD reads the features
+@pytest.mark.parametrize("tap", [0, 1])  # of the last layer EDD reads the features
 def test_edd_learns_from_the_cache_what_it_learns_without(tap: int, target: Llama, packed: Windows, tmp_path: Path):
     head = edd.initial(target, tap)
     taps = Edd().taps(Models(target=target, draft=head))
-    assert len(taps) == (tap < 2)
+    assert len(taps) == (tap < 1)
     complete = feature_cache.open_cache(tmp_path / "cache", target, packed, taps).complete(packed)
     again = feature_cache.open_cache(tmp_path / "cache", target, packed, taps).complete(packed)
     loss = jax.jit(
@@ -91,9 +91,9 @@ def test_edd_learns_from_the_cache_what_it_learns_without(tap: int, target: Llam
 def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
     target: Llama, packed: Windows, tmp_path: Path
 ):
-    """Six windows in batches of three: two forwards of the target, however long the run and however often it dies."""
+    """Six windows in batches of three: two forwards of the target, however long the run, and though it dies."""
     recipe = Recipe(steps=9, batch_size=3, learning_rate=1e-2, save_every=2)
-    loss, taps, forwards = partial(edd.loss, objective=BlockObjective()), (2,), []
+    loss, taps, forwards = partial(edd.loss, objective=BlockObjective()), (1,), []
 
     def train(name: str, steps: int) -> dict[str, np.ndarray]:
         """The weights after the run of this name, which dies when it has gone that many steps further."""
@@ -110,22 +110,21 @@ def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
             return dataclasses.replace(cache, compute=compute).complete(batch)
 
         with open_run(tmp_path / name, {}) as run:
-            head, _ = fit(loss, edd.initial(target, 1), target, packed, recipe, run, complete=complete)
+            head, _ = fit(loss, edd.initial(target, 0), target, packed, recipe, run, complete=complete)
         return {name: np.asarray(array) for name, array in module_to_dict(head).items()}
 
     whole = train("whole", 9)
     assert forwards == ["whole"] * 2
-    for steps in (3, 4):
-        with contextlib.suppress(KeyboardInterrupt):
-            train("cut", steps)
+    with contextlib.suppress(KeyboardInterrupt):
+        train("cut", 3)
     resumed = train("cut", 9)
     assert forwards == ["whole"] * 2 + ["cut"] * 2
     assert all(resumed[name].tobytes() == whole[name].tobytes() for name in whole)
 
 
 def test_taps_are_the_inputs_of_layers(target: Llama, packed: Windows, tmp_path: Path):
-    found = feature_cache.open_cache(tmp_path / "cache", target, packed, (0, 2)).complete(packed)
-    encoded = jax.jit(read, static_argnums=3)(target, packed.tokens, packed.segment, (0, 2))
+    found = feature_cache.open_cache(tmp_path / "cache", target, packed, (0, 1)).complete(packed)
+    encoded = jax.jit(read, static_argnums=3)(target, packed.tokens, packed.segment, (0, 1))
     assert found.features is not None and len(found.taps) == 2
     np.testing.assert_allclose(found.features, encoded.hidden, atol=1e-6)
     for ours, theirs in zip(found.taps, encoded.taps, strict=True):
@@ -136,6 +135,6 @@ def test_taps_are_the_inputs_of_layers(target: Llama, packed: Windows, tmp_path:
 def test_a_cache_with_other_taps_is_refused(target: Llama, packed: Windows, tmp_path: Path):
     feature_cache.open_cache(tmp_path / "tapped", target, packed, (1,))
     feature_cache.open_cache(tmp_path / "plain", target, packed)
-    for folder, taps in (("tapped", ()), ("tapped", (2,)), ("plain", (1,))):
+    for folder, taps in (("tapped", ()), ("tapped", (0,)), ("plain", (1,))):
         with pytest.raises(ValueError, match="holds the features of another target or text, or other layers"):
             feature_cache.open_cache(tmp_path / folder, target, packed, taps)
