@@ -117,7 +117,7 @@ def test_log_holds_trees_and_verdicts(finished: Finished):
 
 
 def test_sampled_texts_with_a_chat_template(finished: Finished, tmp_path: Path, capsys: pytest.CaptureFixture):
-    sampled = {"methods": ("plain",), "temperature": 0.8, "chat": True, "repeats": 1}
+    sampled = {"methods": ("plain",), "temperature": 0.8, "chat": True, "repeats": 1, "prices": False}
     sampled |= {"template": ChatOptions(system="be")}
     found = finished(tmp_path / "out.json", **sampled)["methods"]["plain"]
     assert found["divergences"] is found["unexplained_divergences"] is None
@@ -167,7 +167,7 @@ def test_a_lossy_rule_is_found_out(finished: Finished, monkeypatch, capsys: pyte
         )
 
     monkeypatch.setattr(bench, "parse_method", parse)
-    found = finished(tmp_path / "out.json", repeats=1, limit=1)["methods"][METHOD]
+    found = finished(tmp_path / "out.json", repeats=1, limit=1, prices=False)["methods"][METHOD]
     assert found["unexplained_divergences"] == len(found["divergences"]) == 2
     first = found["divergences"][0]
     assert (first["prompt"], first["turn"], first["position"]) == (0, 0, 1)  # prefill's token is the target's own

@@ -50,7 +50,7 @@ def test_a_killed_run_resumes(finished: Finished, tmp_path: Path, monkeypatch: p
 def test_controllers_go_on_where_they_were(finished: Finished, tmp_path: Path):
     """A state of their own for each pass, over turns and questions; from the log where the run was killed."""
     method, prior = "ngram+chain,length=2+beta-ts", [3.0, 1.0]
-    kept = {"methods": (method,), "keep_state": True}
+    kept = {"methods": (method,), "keep_state": True, "prices": False}
     finished(tmp_path / "out.json", **kept)
     _, _, first, _, second, _ = lines(tmp_path / "out.json")  # the others are settings, plain, and measurements
     alpha, beta = prior

@@ -72,7 +72,6 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     assert capsys.readouterr().err == ""  # read, not measured
     assert isinstance(engine.method.builder, Budgeted)
     assert [nodes for nodes, _ in engine.method.builder.verify or ()] == [1, 4]
-    assert len(engine.generate([[1, 2, 1, 2]], max_new_tokens=4)[0].tokens) == 4
 
 
 def test_the_first_run_measures_and_says_so(model, measured, capsys):
@@ -176,9 +175,8 @@ def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
 
     def round_pair(spec, models, state):
         seen.add(state.length.shape[0])
-        return real(spec, models, state)
+        return timing.RoundPair(5, lambda n: n, lambda n: n, 1, 4)
 
-    real = calibration.round_pair
     monkeypatch.setattr(calibration, "target_job", target_job)
     monkeypatch.setattr(calibration, "round_pair", round_pair)
     monkeypatch.setattr(calibration, "seconds_per_iteration", lambda jobs: [1.0 + i for i in range(len(jobs))])

@@ -11,12 +11,12 @@ from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
 from jaxspec.options.by_command import Eval
 from jaxspec.options.shared import ChatOptions
-from tests import checkpoints
+from tests.evaluate import tiny
 
-METHOD = "draft-model+chain,length=3"
+METHOD = "ngram+chain,length=2"
 QUESTIONS = [
     {"question_id": "a", "prompt": "abcabc"},
-    {"question_id": "b", "turns": ["the first", "and another"]},
+    {"question_id": "b", "turns": ["the first", "and another", "the last"]},
     {"question_id": "c", "prompt": "x y z"},
     {"question_id": "d", "turns": ["one", "two", "three"]},
     {"question_id": "e", "prompt": "again and again"},
@@ -25,7 +25,7 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return load(checkpoints.make(tmp_path_factory.mktemp("eval")))
+    return load(tiny.checkpoint(tmp_path_factory.mktemp("eval") / "ckpt"))
 
 
 @pytest.fixture
@@ -59,14 +59,17 @@ def results(out: Path) -> dict[str, Any]:
 def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     evaluation.run(settings(model, prompts, out=out))
-    found, engine = answers(out), Engine(model, METHOD)
+    found, texts = answers(out), {}
     assert {name for name, _ in found} == set("abcde")
     for question in QUESTIONS:
+        text = ""
         said = question.get("turns") or [question["prompt"]]
-        text, before = said[0], found[question["question_id"], 0]
-        for turn, answer in enumerate(before):
-            assert engine.generate(text, max_new_tokens=12)[0].text == answer
-            text += f"{answer}\n{said[turn + 1]}" if turn + 1 < len(said) else ""
+        for asked, answer in zip(said, found[question["question_id"], 0], strict=True):
+            text += f"\n{asked}" if text else asked
+            texts[text] = answer
+            text += answer
+    generated = Engine(model, METHOD).generate([*texts], max_new_tokens=12, batch_size=2)
+    assert [each.text for each in generated] == [*texts.values()]
     found = results(out)
     assert found["answers"] == 5 and found["tokens"] == found["timed_tokens"] > 5 * 12
     assert found["tau"] >= 1 and found["tokens_per_second"] > 0 and found["left_out"] == 0
@@ -93,10 +96,10 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
     evaluation.run(settings(model, prompts, out=whole))
     kept = whole.read_text().splitlines(keepends=True)
     about = {"settings": results(whole)["settings"]}
-    for count in range(len(kept)):
+    for count, batch_size in ((0, 2), (1, 2), (4, 3)):
         out.write_text("".join(kept[:count]) + kept[count][:-9])  # the next line was torn
         out.with_suffix(".json").write_text(json.dumps(about))
-        evaluation.run(settings(model, prompts, out=out, batch_size=3))
+        evaluation.run(settings(model, prompts, out=out, batch_size=batch_size))
         assert out.read_bytes() == whole.read_bytes()
         assert (results(out)["timed_tokens"] < results(out)["tokens"]) == (count > 0)
     assert "answers of an earlier run: 4" in capsys.readouterr().err
@@ -112,7 +115,7 @@ def test_several_samples(model, prompts, tmp_path):
     evaluation.run(settings(model, prompts, out=out, samples=3, sampling=sampling, limit=3))
     found = answers(out)
     assert len(found) == 9 and len({tuple(found["a", sample]) for sample in range(3)}) > 1
-    drawn = Engine(model, METHOD).generate(["abcabc"] * 3, max_new_tokens=12, temperature=1.0, seed=3)
+    drawn = Engine(model, METHOD).generate(["abcabc"] * 3, batch_size=2, max_new_tokens=12, temperature=1.0, seed=3)
     assert [found["a", sample][0] for sample in range(3)] == [each.text for each in drawn]
 
 

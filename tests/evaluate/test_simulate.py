@@ -112,15 +112,12 @@ def test_decoding_replays_it(model: Checkpoint, monkeypatch: pytest.MonkeyPatch)
     assert counts.acceptance_by_position == pytest.approx((0.8, 0.6), abs=0.1)
 
 
-@pytest.mark.parametrize(("chance", "few", "most"), [(0.0, 0.0, 0.5), (1.0, 3.5, 4.0)])
-def test_a_length_is_learnt_from_what_is_replayed(
-    chance: float, few: float, most: float, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
-):
-    """Where no draft is accepted hardly any is made in the end, and where all are, as many as there can be."""
+def test_a_length_is_learnt_from_what_is_replayed(model: Checkpoint, monkeypatch: pytest.MonkeyPatch):
+    """Where two drafts are always accepted and no third is, mostly two are made in the end."""
     monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
     method = parse_method("eagle+chain,length=4+length-ts,cost=0.3,verify=1:1.0/8:1.2")
-    (found,) = simulate.engine(model, method, (chance,)).generate([[1, 2, 3]], max_new_tokens=200)
-    assert few <= found.history.levels[-30:-1].mean() <= most
+    (found,) = simulate.engine(model, method, (1.0, 1.0, 0.0)).generate([[1, 2, 3]], max_new_tokens=200)
+    assert 1.6 <= found.history.levels[-30:-1].mean() <= 2.5
 
 
 @pytest.mark.parametrize(
@@ -137,12 +134,11 @@ def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Che
     ("method", "nodes"),
     [
         ("dflash,block=4+eagle2,total=7,depth=3,width=3", 6),
-        ("dflash,block=4+budgeted,width=2,depth=3,cost=0.01,verify=1:1/2:1.1/4:1.2/8:1.5,total=8", None),
         ("dflash,block=4", 3),
     ],
 )
 def test_trees_from_the_marginals_of_a_block(
-    method: str, nodes: int | None, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    method: str, nodes: int, model: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ):
     """In one pass a round; they accept as often as their nodes' ranks are the target's, and bench's counts say so."""
     monkeypatch.setattr(backend, "CPU_TREE_SIZES", ())
@@ -155,7 +151,7 @@ def test_trees_from_the_marginals_of_a_block(
     assert len(passes) == 1  # in the loop as it was traced: none while levels are added
     rounds = [one for generation in found for one in generation.rounds or ()]
     whole = [one for one in rounds if len(one.token) == max(len(each.token) for each in rounds)]
-    assert nodes is None or len(whole[0].token) == nodes + 1
+    assert len(whole[0].token) == nodes + 1
     expected = 1 + sum(math.prod(each) for each in chances_on_paths(whole[0].parent.tolist(), given) if each)
     assert len(whole) > len(rounds) / 2 and statistics_of([one.history for one in found]).tau == pytest.approx(
         expected, rel=0.12
