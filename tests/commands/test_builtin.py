@@ -58,9 +58,9 @@ def plain(model, prompts):
 @pytest.mark.parametrize(
     ("method", "tau"),
     [
-        ("eagle+chain", 1.7),
         ("dflash", 1.9),
         ("early-exit+chain+cali-ts", 1.8),
+        pytest.param("eagle+chain", 1.7, marks=pytest.mark.soak),
         pytest.param("eagle3+chain", 1.6, marks=pytest.mark.soak),
         pytest.param("edd+chain", 1.7, marks=pytest.mark.soak),
         pytest.param("layer-skip+adaptive", 1.3, marks=pytest.mark.soak),
@@ -120,16 +120,11 @@ def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
     assert words[1:5] == ["generate", "--target", "builtin", "--prompt"] and words[-1] == "--show-drafts"
 
 
-def test_the_table_of_the_demo_has_the_fastest_first(model):
-    engines = {name: jaxspec.Engine(model, name) for name in ("plain", "ngram+chain")}
-    runs = {
-        name: engine.generate("def write(self, data):", max_new_tokens=16, record=True)
-        for name, engine in engines.items()
-    }
+def test_the_table_of_the_demo_has_the_fastest_first(model, plain):
     for times in ((2.0, 1.0), (1.0, 2.0)):
         slow = {
-            name: [dataclasses.replace(found[0], decode_seconds=seconds)]
-            for (name, found), seconds in zip(runs.items(), times, strict=True)
+            name: [dataclasses.replace(plain[0], decode_seconds=seconds)]
+            for name, seconds in zip(("plain", "ngram+chain"), times, strict=True)
         }
         shown = demo.table(slow, model.target)
         assert list(shown.columns[0].cells) == sorted(slow, key=lambda name: slow[name][0].decode_seconds)

@@ -10,14 +10,14 @@ import pytest
 
 import jaxspec
 from jaxspec.commands import chat, main
-from tests import checkpoints
+from tests.evaluate import tiny
 
-NEW = 12
+NEW, METHOD = 12, "ngram+chain,length=2"
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return checkpoints.make(tmp_path_factory.mktemp("chat"))
+    return tiny.checkpoint(tmp_path_factory.mktemp("chat") / "ckpt")
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def talk(monkeypatch, capsys, path):
     """Runs the command on these lines: (exit code, stdout, stderr)."""
 
     def command(*lines, options=()):
-        typed = ["jaxspec", "chat", "--target", str(path), "--method", "ngram", "--max-new-tokens", str(NEW), *options]
+        typed = ["jaxspec", "chat", "--target", str(path), "--method", METHOD, "--max-new-tokens", str(NEW), *options]
         monkeypatch.setattr("sys.argv", typed)
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         with pytest.raises(SystemExit) as exit_:
@@ -37,7 +37,7 @@ def talk(monkeypatch, capsys, path):
 
 def answers(path, questions, **settings):
     """The answers of `Engine.generate` to each message, given the messages before it."""
-    engine, messages, found = jaxspec.Engine(path, "ngram"), [], []
+    engine, messages, found = jaxspec.Engine(path, METHOD), [], []
     for question in questions:
         messages = [*messages, {"role": "user", "content": question}]
         found.append(engine.generate([messages], chat=True, max_new_tokens=NEW, **settings)[0].text)
@@ -59,9 +59,8 @@ def test_it_answers_as_the_engine_does_and_keeps_what_it_read(talk, path):
 
 def test_a_template_that_rewrites_earlier_text(talk, path, tmp_path):
     """Here the number of turns, at the very beginning: nothing that was read before is used again."""
-    template = checkpoints.TEMPLATE.replace("}}{%", "}}{{ style }} {{ messages | length }}{%", 1)
     changed = shutil.copytree(path, tmp_path / "ckpt")
-    (changed / "chat_template.jinja").write_text(template)
+    (changed / "chat_template.jinja").write_text("{{ style }} {{ messages | length }}" + tiny.TEMPLATE)
     questions, options = ["abc " * 29, "def"], ("--system", "be brief", "--chat-arg", "style=[1]")
     code, out, remarks = talk(*questions, "/stats", options=("--target", str(changed), *options))
     assert code == 0
@@ -72,8 +71,8 @@ def test_a_template_that_rewrites_earlier_text(talk, path, tmp_path):
 
 def test_generate_has_the_same_options(path, tmp_path, monkeypatch, capsys):
     changed = shutil.copytree(path, tmp_path / "ckpt")
-    (changed / "chat_template.jinja").write_text("{{ style }}" + checkpoints.TEMPLATE)
-    typed = ["jaxspec", "generate", "--target", str(changed), "--method", "ngram", "--max-new-tokens", str(NEW)]
+    (changed / "chat_template.jinja").write_text("{{ style }}" + tiny.TEMPLATE)
+    typed = ["jaxspec", "generate", "--target", str(changed), "--method", METHOD, "--max-new-tokens", str(NEW)]
     typed += ["--chat", "--prompt", "ab", "--chat-arg", "style=1", "--system", "be brief"]
     monkeypatch.setattr("sys.argv", typed)
     with pytest.raises(SystemExit) as exit_:

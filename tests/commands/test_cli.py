@@ -30,7 +30,8 @@ def jaxspec(monkeypatch, capsys):
 
 
 def test_text_json_stream_and_drafts_agree(jaxspec, path, tmp_path):
-    common = ("generate", "--target", path, "--method", "ngram", "--prompt", "abcabc", "--max-new-tokens", 12)
+    method = ("--method", "ngram+chain,length=2")
+    common = ("generate", "--target", path, *method, "--prompt", "abcabc", "--max-new-tokens", 12)
     code, text, remarks = jaxspec(*common)
     assert code == 0
     assert "12 tokens in" in remarks
@@ -96,6 +97,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(jaxspec, path, arguments, say
 
 
 def test_an_empty_prompt_starts_from_bos(jaxspec, path):
-    code, out, _ = jaxspec("generate", "--target", path, "--prompt", "", "--max-new-tokens", 3, "--format", "json")
+    options = ("--method", "plain", "--max-new-tokens", 3, "--format", "json")
+    code, out, _ = jaxspec("generate", "--target", path, "--prompt", "", *options)
     assert code == 0
     assert len(json.loads(out)["tokens"]) == 3

@@ -184,7 +184,7 @@ def write(head: Path, target: LlamaConfig, weights: AcceptancePredictor, inputs:
 
 
 class TestEngine:
-    METHOD = "draft-model+cali-ts"
+    METHOD = "draft-model+chain,length=3+cali-ts"
 
     def test_from_memory_and_from_the_heads_folder(self, model, own):
         plain = Engine(model, "plain").generate("abcabc", max_new_tokens=24)[0]
@@ -200,10 +200,9 @@ class TestEngine:
         assert to_rows(found.history) == to_rows(in_memory.history)
         assert len(set(found.history.levels.tolist())) > 1, "it never stopped at another length"
 
-    @pytest.mark.parametrize("inputs", ["both", "top-probability"])
-    def test_with_the_drafts_top_probability(self, inputs: str, model, head: Path):
+    def test_with_the_drafts_top_probability(self, model, head: Path):
         width = model.config.model.hidden_size
-        weights = AcceptancePredictor(width, width, rngs=nnx.Rngs(0), inputs=inputs)
+        weights = AcceptancePredictor(width, width, rngs=nnx.Rngs(0), inputs="top-probability")
         assert weights.top is not None
         weights.top[...] = jnp.array([[0.0, 3.0], [0.0, 1.0]])
         write(head, model.config.model, weights)
@@ -246,7 +245,7 @@ class TestEngine:
         settings = {"target_hidden": width, "draft_hidden": width, "bias": False}
         (head / "linear").mkdir()
         write_head(head / "linear", HeadConfig("linear", model.config.model, "float32", "float32", settings), weights)
-        method = dataclasses.replace(parse_method("draft-model+chain"), controller=Linear())
+        method = dataclasses.replace(parse_method("draft-model+chain,length=3"), controller=Linear())
         own = load_control(model, dataclasses.replace(method, head=str(head)), load_head(model, method))
         assert jnp.array_equal(own.kernel[...], weights.kernel[...])
         found = Engine(model, method, control=own).generate("abcabc", max_new_tokens=24)[0]
@@ -255,7 +254,7 @@ class TestEngine:
     def test_without_its_predictor(self, model):
         free = f"{self.METHOD},prediction=sampled"
         assert Engine(model, free).models.control is None
-        assert Engine(model, "ngram+cali-ts,prediction=sampled").generate("abcabc", max_new_tokens=8)
+        assert Engine(model, "ngram+chain,length=3+cali-ts,prediction=sampled").generate("abcabc", max_new_tokens=8)
 
     @pytest.mark.parametrize(
         ("change", "says"),

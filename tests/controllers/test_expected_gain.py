@@ -1,6 +1,7 @@
 """Drafting on by expected gain: the decision by enumeration, the correction of confidences by what was accepted."""
 
 import dataclasses
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,10 @@ from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 COST, VERIFY = 0.1, ((1, 1.0), (2, 1.5), (4, 1.6), (8, 2.0))
 CONTROLLER = ExpectedGain(cost=COST, verify=VERIFY)
 DEPTH = 7
+KEEP_DRAFTING, ON_LEVEL, UPDATE = map(
+    jax.jit, (partial(CONTROLLER.keep_drafting, MODELS), CONTROLLER.on_level, CONTROLLER.update)
+)
+BEGIN = jax.jit(lambda keys, state, unfinished: CONTROLLER.begin(MODELS, keys, state, unfinished, Chain(DEPTH)))
 
 
 def odds(chance: np.ndarray | float) -> np.ndarray:
@@ -33,7 +38,7 @@ def begun(rows: int, mean: float = 0.75, earned: float = 1.4, unfinished: list[b
         time=jnp.ones(rows),
     )
     open_ = jnp.ones(rows, bool) if unfinished is None else jnp.array(unfinished)
-    return CONTROLLER.begin(MODELS, keys_of(rows), state, open_, Chain(DEPTH))[0]
+    return BEGIN(keys_of(rows), state, open_)[0]
 
 
 def cost(levels: int, rows: int = 1) -> float:
@@ -54,7 +59,7 @@ def test_a_row_drafts_on_while_some_number_of_levels_pays(mean: float, earned: f
         for path in paths:
             state = dataclasses.replace(begun(1, mean, earned), chance=jnp.array([path], jnp.float32))
             now = signals([0.5], [0.5], level=level)
-            found.append(CONTROLLER.keep_drafting(MODELS, keys_of(1), state, now)[0].item())
+            found.append(KEEP_DRAFTING(keys_of(1), state, now)[0].item())
             gain = lambda more, path=path: path * sum(mean**i for i in range(1, more + 1))
             more = range(1, DEPTH - level + 1)
             assert found[-1] == any(gain(n) > earned * (cost(level + n) - cost(level)) for n in more)
@@ -71,7 +76,7 @@ def test_the_rows_of_a_batch_decide_together():
     for earned in (0.05, 0.2, 0.8, 3.0):
         state = dataclasses.replace(begun(4, 0.6, earned, unfinished), chance=jnp.asarray(chances, jnp.float32))
         now = dataclasses.replace(signals([0.5] * 4, [0.5] * 4, level=2), active=jnp.asarray(active))
-        found = CONTROLLER.keep_drafting(MODELS, keys_of(4), state, now).tolist()
+        found = KEEP_DRAFTING(keys_of(4), state, now).tolist()
         gain = lambda more: chances[active].sum() * sum(0.6**i for i in range(1, more + 1))
         pays = any(gain(n) > 3 * earned * (cost(2 + n, 4) - cost(2, 4)) for n in range(1, DEPTH - 1))
         assert found == [pays, pays, False, False]
@@ -84,7 +89,7 @@ def test_the_chance_of_a_path_is_the_product_of_its_levels():
     drafted = np.array([[0.8, 0.5, 0.9], [0.3, 0.6, 0.2]])
     state = dataclasses.replace(state, weights=jnp.array([[0.0, 1.0], [1.0, 0.5]]))
     for level, path in enumerate(np.cumprod(drafted, axis=1).T, 1):
-        state = CONTROLLER.on_level(state, signals(path, path, level=level))
+        state = ON_LEVEL(state, signals(path, path, level=level))
     corrected = 1 / (1 + np.exp(-1 - 0.5 * odds(drafted[1])))
     np.testing.assert_allclose(state.chance, [drafted[0].prod(), corrected.prod()], rtol=1e-4)
     np.testing.assert_allclose(state.odds[:, :3], odds(drafted), rtol=1e-3)
@@ -134,9 +139,9 @@ def test_a_round_takes_as_long_as_its_deepest_and_largest_row_for_all_that_are_n
     counts = dataclasses.replace(
         round_of([1, 0, 2, 0], [2, 0, 3, 0]), committed=jnp.array([2, 1, 3, 0]), verified=jnp.array([2, 0, 6, 0])
     )
-    after = CONTROLLER.update(state, counts)
+    after = UPDATE(state, counts)
     taken = 3 * COST + VERIFY[-1][1]  # three levels, and seven nodes with the root
     np.testing.assert_allclose(after.time, [0.98 * 5 + taken] * 3 + [5], rtol=1e-6)
     np.testing.assert_allclose(after.tokens, [0.98 * 7 + 2, 0.98 * 7 + 1, 0.98 * 7 + 3, 7], rtol=1e-6)
-    earned = CONTROLLER.begin(MODELS, keys_of(4), after, jnp.array([True, True, True, False]), Chain(DEPTH))[0].earned
+    earned = BEGIN(keys_of(4), after, jnp.array([True, True, True, False]))[0].earned
     np.testing.assert_allclose(earned, (np.asarray(after.tokens) / np.asarray(after.time))[:3].sum(), rtol=1e-6)

@@ -177,19 +177,16 @@ def target() -> Models:
 
 @pytest.mark.parametrize("name", ["length-ts", "expected-gain"])
 def test_rows_of_a_batch_draft_the_same_number_of_levels(name: str, target: Models):
-    """No text depends on this number, on other rows or on the cost of drafting."""
+    """No text depends on this number."""
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [7], [1, 2]]
     asked = requests(prompts, 30, seed=5, temperature=0.9)
     plain, _ = run(speculation(parse_method("plain"), False), target, asked)
-    drafted = []
-    for costs in ("cost=0.02,verify=1:1/64:1.1", "cost=0.3,verify=1:1/2:1.2/8:2"):
-        method = parse_method(f"draft-model+chain,length=6+{name},{costs}")
-        texts, history = run(speculation(method, False), target, asked)
-        assert texts == plain
-        whole = (history.committed > 0).all(axis=0)
-        assert (history.levels[:, whole][:, :-4] == history.levels[:1, whole][:, :-4]).all()
-        drafted.append(history.levels[0, :8].mean())
-    assert drafted[0] > 1.5 * drafted[1], "what drafting costs changed nothing, so nothing was tested"
+    method = parse_method(f"draft-model+chain,length=6+{name},cost=0.05,verify=1:1/64:1.1")
+    texts, history = run(speculation(method, False), target, asked)
+    assert texts == plain
+    whole = (history.committed > 0).all(axis=0)
+    assert (history.levels[:, whole][:, :-4] == history.levels[:1, whole][:, :-4]).all()
+    assert len({*history.levels[0, whole].tolist()}) > 1, "the number was always the same, so nothing was tested"
 
 
 @pytest.mark.parametrize("name", ["length-ts", "expected-gain"])
