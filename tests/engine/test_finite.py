@@ -26,8 +26,7 @@ def with_nan_after(model: Checkpoint, token: int) -> Checkpoint:
     return dataclasses.replace(model, target=dict_to_module(model.target, params))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("dtype", "temperature"), [("float32", 0.0), ("bfloat16", 1.0), ("float16", 0.0)])
 def test_where_they_arise(dtype: str, temperature: float, path: Path):
     model, how = load(path, dtype), {"max_new_tokens": 12, "temperature": temperature, "batch_size": 2}
     texts = [one.tokens for one in Engine(model, "ngram+chain").generate(PROMPTS, **how)]

@@ -273,7 +273,8 @@ def test_prefill_is_planned_by_hand():
 def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(
     jaxspec: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(MODELS, "llama-2-70b", dataclasses.replace(SMALL, num_layers=1))
+    sizes = {"vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2048, "num_heads": 8, "num_kv_heads": 4}
+    monkeypatch.setitem(MODELS, "llama-2-70b", dataclasses.replace(SMALL, num_layers=1, **sizes))
     out = tmp_path / "out.json"
     options = ("--topology", "v5e:2x2", "--context", 256, "--prompt", 64, "--explain", 2, "--tau", 2, "--json", out)
     code, shown, remarks = jaxspec("--method", "eagle+chain,length=2", *options)
