@@ -1,7 +1,7 @@
 """The tokens that top-k and top-p keep, against a sort; and neither gathers a vocabulary on one device."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -20,15 +20,17 @@ ROWS = st.lists(
 )
 
 
-KEPT, PROBABILITIES = jax.jit(kept_logits), jax.jit(probabilities)
+COMPILED = jax.jit(lambda platform, function, *given: function(*given), static_argnums=(0, 1))  # for each platform
+
+
+def compiled(function: Callable, logits: jax.Array, sampling: Sampling) -> jax.Array:
+    return COMPILED(backend.platform(), function, logits, sampling)
 
 
 @pytest.fixture(params=["cpu", "tpu"], scope="module")
 def platform(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "platform", lambda: request.param)
-        for compiled in (KEPT, PROBABILITIES):
-            compiled.clear_cache()
         yield
 
 
@@ -57,7 +59,7 @@ def test_as_sorting_has_it(row: list[float], limit: int, share: float):
         assume(np.abs(before - share).min() > 1e-5)  # else rounding decides
         kept &= before < share
     sampling = Sampling(temperature=jnp.ones(2), top_k=jnp.array([limit, 0]), top_p=jnp.array([share, 1.0]))
-    found = np.asarray(KEPT(jnp.array([logits, logits]), sampling))
+    found = np.asarray(compiled(kept_logits, jnp.array([logits, logits]), sampling))
     np.testing.assert_array_equal(found[0], np.where(kept, logits, -np.inf))
     np.testing.assert_array_equal(found[1], logits)  # a row without limits beside one that has them
 
@@ -66,7 +68,7 @@ def test_top_k_comes_before_top_p():
     """Of two tokens with 4 and 3 tenths the first has more than half; of all four it has less."""
     logits = jnp.log(jnp.array([[0.4, 0.3, 0.2, 0.1]]))
     both = Sampling(temperature=jnp.ones(1), top_k=jnp.array([2]), top_p=jnp.array([0.5]))
-    assert PROBABILITIES(logits, both).tolist() == [[1.0, 0.0, 0.0, 0.0]]
+    assert compiled(probabilities, logits, both).tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
 @pytest.mark.usefixtures("platform")
@@ -92,7 +94,7 @@ def test_a_whole_vocabulary():
     """Of bfloat16's values there are many ties; the nodes of a row share its limits."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 32000)) * 3, jnp.bfloat16)
     sampling = Sampling(temperature=jnp.array([1.0, 0.5]), top_k=jnp.array([50, 0]), top_p=jnp.array([1.0, 0.9]))
-    probs, exact = np.asarray(PROBABILITIES(logits, sampling)), np.asarray(logits, np.float32)
+    probs, exact = np.asarray(compiled(probabilities, logits, sampling)), np.asarray(logits, np.float32)
     for node in range(3):
         np.testing.assert_array_equal(probs[0, node] > 0, sorted_top_k(exact[0, node], 50))
         np.testing.assert_array_equal(probs[1, node] > 0, mass_before(exact[1, node] / 0.5) < 0.9)
