@@ -24,7 +24,7 @@ from jaxspec.rules import GumbelCoupling
 from tests.evaluate import tiny
 from tests.lossless.harness import models, requests, run, speculation
 
-VOCAB, LAYERS, BLOCK, TAPS, ROWS = 23, 2, 4, (0, 1), 32
+VOCAB, LAYERS, BLOCK, TAPS, ROWS = 50, 2, 4, (0, 1), 32
 DRAFTED = list(range(0, VOCAB, 3))
 OBSERVE, ROOT = jax.jit(Dflash().observe), jax.jit(lambda drafter, *rest: drafter.root(*rest), static_argnums=0)
 
