@@ -59,6 +59,8 @@ def fit(
     """
     optimizer = make_optimizer(recipe)
     state, data = replicate(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
+    # As the first step leaves it: committed to its devices. Otherwise the second step would be compiled again.
+    state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, state))
     step, alone = make_step(loss, optimizer, recipe), jax.process_count() == 1
     with open_checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
         state, place = checkpoints.restore(state)

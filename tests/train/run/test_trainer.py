@@ -27,7 +27,7 @@ from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.methods import lm
 from jaxspec.train.options import Lm
-from jaxspec.train.run import log
+from jaxspec.train.run import log, trainer
 from jaxspec.train.run.folder import Run, as_typed, open_run
 from jaxspec.train.run.trainer import fit, kinds_of, make_optimizer, make_step, start
 from tests.train.command import command
@@ -193,6 +193,17 @@ def test_a_loss_that_is_not_finite_is_refused(packed, tmp_path):
     ):
         fit(lm.loss, model(), None, packed, recipe, run)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_step_is_compiled_once(packed, tmp_path, monkeypatch):
+    """Also where the target's weights are committed to a device, as those of a checkpoint are."""
+    steps = []
+    monkeypatch.setattr(trainer, "make_step", lambda *given: steps.append(make_step(*given)) or steps[0])
+    target = jax.device_put(model(), jax.devices()[0])
+    loss = lambda params, frozen, batch, key: lm.loss(jax.tree.map(jnp.add, params, frozen), None, batch, key)
+    with open_run(tmp_path / "run", {}) as run:
+        fit(loss, model(), target, packed, RECIPE, run)
+    assert steps[0]._cache_size() == 1
 
 
 def test_a_run_is_of_one_command(packed, tmp_path):
