@@ -103,8 +103,13 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypat
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_every_decision_is_made_anew_and_by_real_signals(engine: Engine, greedy: bool):
-    spec, state = half_way(engine, wavering(0.5), greedy=greedy)
-    assert all(25 < times < 75 for times in timed_loops.judge(spec, engine.models, state, jnp.int32(100)).tolist())
+    def often(chance: float) -> list[int]:
+        spec, state = half_way(engine, wavering(chance), greedy=greedy)
+        return timed_loops.judge(spec, engine.models, state, jnp.int32(100)).tolist()
+
+    assert often(1.0) == [100, 100]
+    assert often(0.0) == [0, 0]
+    assert all(25 < times < 75 for times in often(0.5))
 
 
 def test_rounds_are_learnt_from_one_after_the_other(engine: Engine):
