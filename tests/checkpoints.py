@@ -27,7 +27,8 @@ def byte_tokenizer():
 def make(folder: Path, layers: int = 3) -> Path:
     """Converts a random LLaMA over bytes, and a draft model beside it, from Hugging Face; returns the checkpoint."""
     hf_models.make("llama", folder / "target", vocab_size=259, num_hidden_layers=layers)
-    hf_models.make("llama", folder / "draft", vocab_size=259, num_hidden_layers=1, seed=int(layers == 1))  # differs
+    seed = int(layers == 1)  # with the target's seed and depth it would be the target
+    hf_models.make("llama", folder / "draft", vocab_size=259, num_hidden_layers=1, seed=seed)
     for name in ("target", "draft"):
         byte_tokenizer().save_pretrained(folder / name)
     llama.convert(folder / "target", folder / "ckpt")

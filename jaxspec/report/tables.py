@@ -128,6 +128,7 @@ class Published:
         measured: the options of `jaxspec bench` that measure it.
         columns: titles as on the page; the columns of a data set begin with its name.
         rows: of as many cells, as the paper prints them.
+        note: a sentence below the table; empty without one.
     """
 
     title: str
