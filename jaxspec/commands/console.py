@@ -72,12 +72,18 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     except Exception as error:
         if shared_exit.running() and "Gloo" in str(error):  # a ValueError now and then
             fail(f"error: another process ended without an error message; perhaps it was killed ({_text(error)})", 1)
-        if "KeyboardInterrupt" in str(error):  # it came while JAX compared static arguments, which raises a ValueError
+        if (ended := _ENDED.search(str(error))) and ended[1]:
+            sys.exit(int(ended[1]))  # the reason is printed already
+        if ended:
             fail("interrupted", 130)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+_ENDED = re.compile(r"static arguments.*^(?:KeyboardInterrupt|SystemExit: (\d+))", re.DOTALL | re.MULTILINE)
+"""JAX's ValueError where Ctrl-C or termination came while it compared static arguments."""
 
 
 def _unless_loop_is_closed(unraisable: Any) -> None:

@@ -31,6 +31,19 @@ def test_codes(error: BaseException, code: int, last: str, capsys: pytest.Captur
     assert capsys.readouterr().err == last + "\n"
 
 
+def test_a_termination_that_jax_wraps(capsys: pytest.CaptureFixture[str]):
+    def command() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except SystemExit as end:
+            raise ValueError(f"static arguments should be comparable: Traceback ...\nSystemExit: {end.code}") from None
+
+    with pytest.raises(SystemExit) as exit_:
+        console.run(command)
+    assert exit_.value.code == 143
+    assert capsys.readouterr().err == "terminated\n"
+
+
 def test_success_and_own_exits_pass_through():
     with pytest.raises(SystemExit) as exit_:
         console.run(lambda: None)
