@@ -261,6 +261,8 @@ class Verify:
     more --minutes it extends a finished one."""
     only: str | None = None
     """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
+    greedy: bool = False
+    """Check greedy texts only: no sampled texts and no distributions."""
     prompts: Path = Path("builtin")
     """File of questions, as in `bench`. Half of the prompts are pieces of these questions, the others random tokens."""
     dtype: shared.Dtype = None

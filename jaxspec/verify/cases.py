@@ -79,6 +79,11 @@ def kinds(method: Method) -> tuple[str, ...]:
     return (GREEDY, SAMPLED if isinstance(method.rule(greedy=False), GumbelCoupling) else DISTRIBUTION)
 
 
+def only_greedy(method: Method) -> tuple[str, ...]:
+    """The one kind of `verify --greedy`, instead of all `kinds`."""
+    return (GREEDY,)
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The result of a case: a line of the log.

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -21,10 +21,10 @@ from jaxspec.host.arguments import check_options
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.terminal import progress, say
-from jaxspec.methods.method import parse_method
+from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Verify
 from jaxspec.verify import verdict
-from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
+from jaxspec.verify.cases import Case, Checker, Result, kinds, only_greedy, parse_cases
 from jaxspec.verify.exact import measure_noise
 from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
 from jaxspec.verify.workloads import PLAIN, Source
@@ -55,7 +55,8 @@ def run(settings: Verify) -> None:
     if earlier:
         say(f"cases of an earlier run: {len(earlier)}")
     exact = about["dtype"] == "float32" and model.config.quantize is None
-    found = list(work(checker, methods, only, exact, earlier, settings.minutes * 60, file))
+    of = only_greedy if settings.greedy else kinds
+    found = list(work(checker, methods, only, exact, earlier, settings.minutes * 60, file, of))
     said = {**about, "seed": settings.seed} | verdict.summarise(found, noise, exact, command(settings))
     verdict.show(said, Console())
     fresh = [result for result in found if result.case not in earlier]
@@ -84,6 +85,7 @@ def work(
     earlier: dict[Case, Result],
     seconds: float,
     file: LineLog | None,
+    of: Callable[[Method], tuple[str, ...]],
 ) -> Iterator[Result]:
     """Yields the result of each case, from an earlier run if it has the case.
 
@@ -92,10 +94,11 @@ def work(
         exact: whether the target is float32 and not quantised.
         earlier: results of an earlier run.
         file: the log; None: nothing is written.
+        of: the kinds of a method's cases.
     """
     done: dict[Case, Result] = {}
-    first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in kinds(parse_method(name))}
-    cases = iter(only) if only else in_order(methods.names, methods.first, done, exact)
+    first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in of(parse_method(name))}
+    cases = iter(only) if only else in_order(methods.names, methods.first, done, exact, of)
     spent = 0.0
     with progress("seconds of checks:", round(seconds), form=lambda number: f"{number:,}") as shown:
         for case in cases:
@@ -131,6 +134,7 @@ def describe(settings: Verify, model: Checkpoint, source: Source) -> dict[str, A
             "seed": settings.seed,
             "quantize": model.config.quantize,
             "mesh": settings.devices.mesh,
+            "greedy": settings.greedy,
             "prompts": str(settings.prompts),
             "questions_sha256": hashlib.sha256(repr(source.texts).encode()).hexdigest(),
             **weights_of(model.path, sorted(filter(None, heads))),

@@ -3,7 +3,7 @@ controllers, and their cases."""
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from jaxspec.builders import BUILDERS
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.evaluate.all_methods import ALL, has_predictor, typed, usable_heads
-from jaxspec.methods.method import HISTORY, default_method, parse_method
+from jaxspec.methods.method import HISTORY, Method, default_method, parse_method
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds
 from jaxspec.verify.workloads import DISTRIBUTION, PLAIN
@@ -110,7 +110,13 @@ def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
     return head is not None and has_predictor(target, head)
 
 
-def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: bool) -> Iterator[Case]:
+def in_order(
+    names: Sequence[str],
+    first: int,
+    done: dict[Case, Result],
+    exact: bool,
+    of: Callable[[Method], tuple[str, ...]] = kinds,
+) -> Iterator[Case]:
     """Yields cases without end: those of every method in turn. A case may be yielded twice.
 
     After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
@@ -120,8 +126,9 @@ def in_order(names: Sequence[str], first: int, done: dict[Case, Result], exact: 
         first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
         done: results of the cases yielded before. They determine which tests need more tokens.
         exact: as for `tests_of`.
+        of: the kinds of a method's cases.
     """
-    has = {name: kinds(parse_method(name)) for name in names}
+    has = {name: of(parse_method(name)) for name in names}
     for position in itertools.count():
         name = names[position % len(names)]
         yield from (Case(name, kind, position // first) for kind in has[name])

@@ -142,6 +142,8 @@ def test_killed_and_resumed_gives_the_same(verify: Command, tmp_path: Path, monk
     assert len(ran) == 6 + 8, "nothing is run twice but for the case that was killed"
     assert out.read_bytes() == whole.read_bytes()
     assert verify(*METHODS, "--json", out)[0] == 0 and out.read_bytes() == whole.read_bytes()
+    assert verify(*METHODS, "--greedy", "--json", tmp_path / "greedy.json")[0] == 0
+    assert [case.kind for case in ran[-3:]] == ["greedy"] * 3 and ran[-4].kind == "distribution"
     code, _, said = verify(*METHODS, "--json", out, "--seed", 1)
     assert code == 2 and "belongs to a run with other settings (seed is 0 there and 1 here)" in said.splitlines()[-1]
 
