@@ -149,6 +149,11 @@ def new_state(
     )
     if device is not None:
         return jax.lax.with_sharding_constraint(state, device)
+    return constrain_state(state)
+
+
+def constrain_state(state: DecodeState) -> DecodeState:
+    """The state, sharded as `place_state` has it on the current mesh."""
     return _with_axes(lambda leaf, axes: constrain(leaf, *axes), state)
 
 

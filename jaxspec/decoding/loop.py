@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.controller import draft_signals
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
 from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid
@@ -71,7 +72,8 @@ def decode(
     def unfinished(state: DecodeState) -> Array:
         return (state.round < last) & (state.done.sum() < most) & ~needs_room(spec, state)
 
-    return jax.lax.while_loop(unfinished, partial(one_round, spec, models), state)
+    # Sharded as before, or the next call on a mesh would compile the loop again.
+    return constrain_state(jax.lax.while_loop(unfinished, partial(one_round, spec, models), state))
 
 
 def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeState:

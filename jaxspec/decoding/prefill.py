@@ -1,27 +1,40 @@
-"""Prefill: reads the prompts into the caches, in chunks, before the first round."""
+"""Prefill: reads the prompts into the caches, in chunks, before the first round.
+
+The host calls three programs for each chunk: one embeds its tokens, one runs a group of layers and is called for every
+group, and one does the rest. Layers of the same shape so have one compiled program, however many there are: compiling
+all 32 layers of an 8B for a TPU takes minutes. Methods share the first two programs.
+"""
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from flax import nnx
+from jaxtyping import Array, Float, Int
 
+from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.decode_state import DecodeState, write_block
 from jaxspec.decoding.drafter import Committed, Drafter, Models
 from jaxspec.decoding.loop import FIRST
 from jaxspec.decoding.sampling import are_finite, fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
+from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import causal_mask
-from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options
-from jaxspec.model.llama import forward
+from jaxspec.model import sharding
+from jaxspec.model.attention import causal_mask, over_cache, visible
+from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options, layers_together
+from jaxspec.model.config import LlamaConfig
+from jaxspec.model.llama import STREAM, Layer, embed, run_layers
+from jaxspec.model.rope import rotary
 
-END = 2**30  # beyond the end of any prompt
 FIRST_TOKEN = "first"
 """Named scope of sampling the token after a prompt, which happens in the prompt's last chunk only."""
+
+Taps = tuple[Float[Array, "B T D"], ...]
 
 
 def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
@@ -30,33 +43,88 @@ def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) ->
     Prompts may have different lengths. The cache needs rows for the longest prompt, rounded up to whole chunks, and
     `margin` further rows.
     """
-    return read(drafter, models, state, chunk, 0, END)
+    return read(drafter, models, state, chunk, 0, int(fetch(state.length).max()))
 
 
 def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
-    """Reads the chunks of the prompts that start at `begin` to `end` - 1. Both must be multiples of `chunk`, or `END`.
+    """Reads the chunks of the prompts that start at `begin` to `end` - 1; `begin` is a multiple of `chunk`.
 
-    After the longest prompt is read, the first tokens are committed and the rows are ready for decoding.
+    With the chunk in which the longest prompt ends, the first tokens are committed and the rows are ready for decoding.
     """
-    after = _read(drafter, models, _without_strategy(state), chunk, np.int32(begin), np.int32(end))
+    after = dataclasses.replace(state, controller=None, trace=None)
+    for at in range(begin, end, chunk):
+        after = _read_chunk(drafter, models, after, chunk, np.int32(at))
     return dataclasses.replace(after, controller=state.controller, trace=state.trace)
 
 
-def compile_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> None:
-    """Compiles `prefill` for an abstract state on one device, without running it."""
-    trace_prefill(drafter, models, state, chunk).lower().compile()
+def _read_chunk(drafter: Drafter, models: Models, state: DecodeState, chunk: int, at: np.int32) -> DecodeState:
+    """Reads one chunk."""
+    target, taps = models.target, drafter.taps(models)
+    x = embed_chunk(target.embedding, state.tokens, at, chunk=chunk)
+    inputs: list[Array] = []
+    cache: list[kv.KV] = []
+    for group in groups(target.config.num_layers):
+        layers, rows = target.layers[group], state.cache[group]
+        x, into, rows = run_group(layers, rows, x, at, config=target.config, keep_inputs=bool(taps))
+        inputs += into
+        cache += rows
+    tapped = tuple(inputs[tap] for tap in taps)
+    after = end_chunk(models, dataclasses.replace(state, cache=()), x, tapped, at, drafter=drafter)
+    return dataclasses.replace(after, cache=tuple(cache))
 
 
-def trace_prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Any:
-    """Traces `prefill` for abstract, sharded arguments."""
+def groups(num_layers: int) -> list[slice]:
+    """The layers in groups of equal size, the largest that divides their number and is not above the device's."""
+    size = max(size for size in range(1, layers_together() + 1) if num_layers % size == 0)
+    return [slice(begin, begin + size) for begin in range(0, num_layers, size)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A program of prefill, with abstract arguments.
+
+    Attributes:
+        name: of the program.
+        settings: its static arguments.
+        times: how often a chunk calls it.
+    """
+
+    name: str
+    program: Any
+    arguments: tuple[Any, ...]
+    settings: Mapping[str, Any]
+    times: int = 1
+
+
+def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Iterator[Step]:
+    """The programs that read a chunk, for an abstract state whose arrays have the shardings of a real one."""
+    target, taps, batch = models.target, drafter.taps(models), state.length.shape[0]
+    width, at = target.config.hidden_size, np.int32(0)  # NumPy's, because JAX would put its own on absent devices
+    stream = stream_of(state, (batch, chunk, width), jnp.float32)
+    yield Step("embedding", embed_chunk, (target.embedding, state.tokens, at), {"chunk": chunk})
+    each = groups(target.config.num_layers)
+    settings = {"config": target.config, "keep_inputs": bool(taps)}
+    yield Step("layers", run_group, (target.layers[each[0]], state.cache[each[0]], stream, at), settings, len(each))
+    ending = (models, _bare(state), stream, (stream,) * len(taps), at)
+    yield Step("end", end_chunk, ending, {"drafter": drafter})
+
+
+def _bare(state: DecodeState) -> DecodeState:
+    """The part of an abstract state that the last program has."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+    put = lambda path, leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type
+    )
+    bare = jax.eval_shape(lambda state: dataclasses.replace(state, cache=(), controller=None, trace=None), state)
+    return jax.tree_util.tree_map_with_path(put, bare)
 
-    def put(path: Any, leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type)
 
-    bare = jax.tree_util.tree_map_with_path(put, jax.eval_shape(_without_strategy, state))
-    # NumPy scalars, because JAX would put its own on the mesh's devices, which may be absent.
-    return _read.trace(drafter, models, bare, chunk, np.int32(0), np.int32(END))
+def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    """An abstract residual stream, beside an abstract state."""
+    place = state.length.sharding
+    if isinstance(place, jax.sharding.NamedSharding):
+        place = sharding.named_sharding(place.mesh, STREAM, shape)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=place)
 
 
 def on_device(abstract: DecodeState, device: Any) -> DecodeState:
@@ -68,28 +136,63 @@ def on_device(abstract: DecodeState, device: Any) -> DecodeState:
     return jax.tree.map(put, abstract)
 
 
-def _without_strategy(state: DecodeState) -> DecodeState:
-    """The part of the state that prefill uses. All builders and controllers share it, and so the compiled program."""
-    return dataclasses.replace(state, controller=None, trace=None)
+@partial(jax.jit, static_argnames="chunk")
+def embed_chunk(
+    table: nnx.Param, tokens: Int[Array, "B S"], at: Int[Array, ""], *, chunk: int
+) -> Float[Array, "B T D"]:
+    """The embeddings of a chunk's tokens, which start at position `at`."""
+    return embed(table, jax.lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1))
 
 
 @partial(
     jax.jit,
-    static_argnames=("drafter", "chunk"),
-    donate_argnames="state",
+    static_argnames=("config", "keep_inputs"),
+    donate_argnames="cache",
     compiler_options=chosen_options(TPU_PREFILL_OPTIONS),
 )
-def _read(
-    drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: Int[Array, ""], end: Int[Array, ""]
+def run_group(
+    layers: Sequence[Layer],
+    cache: tuple[kv.KV, ...],
+    x: Float[Array, "B T D"],
+    at: Int[Array, ""],
+    *,
+    config: LlamaConfig,
+    keep_inputs: bool,
+) -> tuple[Float[Array, "B T D"], Taps, tuple[kv.KV, ...]]:
+    """The residual stream of a chunk after some layers, the inputs of each of them if wanted, and their caches."""
+    batch, chunk, _ = x.shape
+    start = jnp.full((batch,), at)
+    seen = visible(causal_mask(batch, chunk), start, kv.capacity(cache))
+    positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
+    x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_cache(seen, cache))
+    # The bits of an absolute value are a non-negative integer.
+    after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
+    return x, tuple(inputs) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
+
+
+@partial(jax.jit, static_argnames="drafter", donate_argnames="state")
+def end_chunk(
+    models: Models,
+    state: DecodeState,
+    x: Float[Array, "B T D"],
+    tapped: Taps,
+    at: Int[Array, ""],
+    *,
+    drafter: Drafter,
 ) -> DecodeState:
-    batch, prompt = state.length.shape[0], state.length
-    taps = drafter.taps(models)
-    causal = causal_mask(batch, chunk)
+    """The state after a chunk, but for the caches: the first tokens of the prompts that end in it, and the drafter's.
+
+    Args:
+        x: the residual stream after the last layer.
+        tapped: the residual stream before the layers that the drafter reads.
+    """
+    target, prompt, chunk = models.target, state.length, x.shape[1]
     keys = fold(fold(state.keys, prompt), FIRST)
+    hidden = target.final_norm(x)
 
     @jax.named_scope(FIRST_TOKEN)
     def draw_first(feature):
-        logits = models.target.logits(feature)
+        logits = target.logits(feature)
         first = sample(keys, probabilities(logits[:, 0], state.sampling))
         log_prob = None if state.log_prob is None else log_prob_of(logits, first[:, None])[:, 0]
         return first, are_finite(logits[:, 0]), log_prob
@@ -98,44 +201,38 @@ def _read(
         log_prob = None if state.log_prob is None else jnp.zeros_like(state.log_prob[:, 0])
         return jnp.zeros_like(prompt), state.finite, log_prob
 
-    def read_chunk(carry):
-        at, state = carry
-        token = jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1)
-        positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
-        start = jnp.full((batch,), at)
-        out = forward(models.target, token, positions, causal, state.cache, start, taps=taps)
-        ends = (prompt > at) & (prompt <= at + chunk)
-        feature = take(out.hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
-        first, finite, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
-        old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
-        tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
-        count = jnp.clip(prompt - at, 0, chunk)
-        committed = Committed(
-            start=jnp.where(count > 0, at, prompt + 1),
-            count=count,
-            token=token,
-            next_token=jax.lax.dynamic_slice_in_dim(tokens, at + 1, chunk, axis=1),
-            hidden=out.hidden,
-            taps=out.taps,
-        )
-        log_prob = state.log_prob
-        if log_prob is not None:
-            old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
-            log_prob = write_block(log_prob, jnp.where(ends[:, None], first_log_prob[:, None], old), prompt)
-        return at + chunk, dataclasses.replace(
+    ends = (prompt > at) & (prompt <= at + chunk)
+    feature = take(hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
+    first, finite, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
+    old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
+    tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
+    count = jnp.clip(prompt - at, 0, chunk)
+    committed = Committed(
+        start=jnp.where(count > 0, at, prompt + 1),
+        count=count,
+        token=jax.lax.dynamic_slice_in_dim(state.tokens, at, chunk, axis=1),
+        next_token=jax.lax.dynamic_slice_in_dim(tokens, at + 1, chunk, axis=1),
+        hidden=hidden,
+        taps=target.tapped(tapped),
+    )
+    log_prob = state.log_prob
+    if log_prob is not None:
+        old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
+        log_prob = write_block(log_prob, jnp.where(ends[:, None], first_log_prob[:, None], old), prompt)
+    # Once the longest prompt is read, all rows begin. With a budget of 0 the first token is dropped too.
+    begun = ~state.done & (prompt.max() <= at + chunk)
+    length = prompt + (begun & (prompt < state.limit))
+    first = jnp.take_along_axis(tokens, prompt[:, None], axis=1)
+    done = state.done | (begun & ((first == state.eos).any(axis=1) | (length >= state.limit)))
+    return constrain_state(
+        dataclasses.replace(
             state,
             tokens=tokens,
+            length=length,
+            done=done,
             finite=jnp.where(ends, finite, state.finite),
-            cache=kv.append(state.cache, out.nodes, start, after=first),
             feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
             drafter=drafter.observe(models, state.drafter, committed),
             log_prob=log_prob,
         )
-
-    unread = lambda carry: carry[0] < jnp.minimum(prompt.max(), end)
-    _, state = jax.lax.while_loop(unread, read_chunk, (begin, state))
-    first = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
-    begun = ~state.done & (prompt.max() <= end)
-    length = prompt + (begun & (prompt < state.limit))  # with a budget of 0 the first token is dropped too
-    done = state.done | (begun & ((first == state.eos).any(axis=1) | (length >= state.limit)))
-    return dataclasses.replace(state, length=length, done=done)
+    )

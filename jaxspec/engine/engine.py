@@ -259,13 +259,9 @@ class Engine:
     ) -> dict[tuple[Any, ...], Callable[[], None]]:
         """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.
 
-        None on a mesh, where the layout of arrays between two programs is known only after the first has run.
-
         Args:
             later: requests that will refill rows of the first ones.
         """
-        if self.model.mesh is not None:
-            return {}
         with self.model.context():
             program = self.program([*requests, *later], **options)
             found = program.compilations(requests, self.model.config.eos, later)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Drafter
-from jaxspec.decoding.prefill import END
 from jaxspec.engine.program import Program
 from jaxspec.model import kv_cache as kv
 
@@ -120,7 +119,7 @@ class PromptMemory:
             state = program.read(state, chunk, self.reused, end)
         if end:
             self.prefix, self.cache_len = kept(state, tokens, end), cache_len
-        return program.read(state, chunk, end, END)
+        return program.read(state, chunk, end, len(tokens))
 
     def _usable(self, tokens: Sequence[int], chunk: int) -> int:
         """Number of tokens to reuse: all stored ones, or none if the chunk size or the tokens differ."""

@@ -2,17 +2,16 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import IDLE, padded, place_state, start
+from jaxspec.decoding.batch import IDLE, data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import compile_prefill, on_device, prefill, read
+from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
@@ -57,7 +56,7 @@ class Program:
     def compilations(
         self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()
     ) -> dict[tuple[Any, ...], Callable[[], None]]:
-        """Functions that compile the first programs which these requests need, on one device.
+        """Functions that compile the first programs which these requests need, on the current mesh.
 
         A key begins with the program's name. Methods that share a program have the same key.
 
@@ -68,24 +67,31 @@ class Program:
         chunk, cache_len = shapes(self.spec, requests)
         if later:
             cache_len = cache_len_for_all(self.spec, requests, later)
-        weights, drafter = id(self.models.draft), self.spec.drafter
 
         def abstract(begin: Callable[[Models], DecodeState]) -> DecodeState:
-            return on_device(jax.eval_shape(begin, self.models), self.device)
+            state, mesh = jax.eval_shape(begin, self.models), jax.sharding.get_mesh()
+            return on_device(state, self.device) if mesh.empty else place_state(state, mesh)
 
         def reading(state: DecodeState, chunk: int) -> dict[tuple[Any, ...], Callable[[], None]]:
-            compiled = partial(compile_prefill, drafter, self.models, state, chunk)
-            return {("prefill", drafter, weights, state.tokens.shape, chunk): compiled}
+            each = steps(self.spec.drafter, self.models, state, chunk)
+            lower = lambda step: step.program.lower(*step.arguments, **step.settings)
+            return {self._key(step, state, chunk): lambda step=step: lower(step).compile() for step in each}
 
         state = abstract(lambda models: start(self.spec, models, padded(requests), eos, cache_len, everybody))
         loop = lambda: LOOP.lower(self.spec, self.models, state, np.int32(0), np.int32(0)).compile()
-        found = {**reading(state, chunk), ("loop", self.spec, weights, state.tokens.shape): loop}
+        found = {**reading(state, chunk), ("loop", self.spec, id(self.models.draft), state.tokens.shape): loop}
         if later:
             chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
-            one = abstract(lambda models: start(self.spec, models, later[:1], eos, cache_len, everybody))
+            rows = [later[0]] * data_parts()
+            one = abstract(lambda models: start(self.spec, models, rows, eos, cache_len, everybody))
             for each in chunks:
                 found |= reading(one, each)
         return found
+
+    def _key(self, step: Step, state: DecodeState, chunk: int) -> tuple[Any, ...]:
+        """The key of a program of prefill. Only the last one depends on the drafter."""
+        head = id(self.models.draft) if "drafter" in step.settings else None
+        return ("prefill", step.name, id(self.models.target), head, *step.settings.values(), state.tokens.shape, chunk)
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""

@@ -25,7 +25,7 @@ from jaxspec.host.terminal import progress
 from jaxspec.options.by_command import Answers
 
 REFERENCE = "plain"
-TIMED = ("jit(_read)", "jit(decode)")  # JAX's names of prefill and the loop
+TIMED = ("jit(embed_chunk)", "jit(run_group)", "jit(end_chunk)", "jit(decode)")  # JAX's names of prefill and the loop
 Learnt = list[list[np.ndarray]] | None  # `Turn.learnt`
 
 

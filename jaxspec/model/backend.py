@@ -72,6 +72,14 @@ def prefill_chunks() -> tuple[int, ...]:
     return CPU_CHUNKS if time_grows_with_tokens() else ACCELERATOR_CHUNKS
 
 
+def layers_together() -> int:
+    """Most layers in one program of prefill (`decoding/prefill.py`).
+
+    Several on accelerators, where the weights of a layer are read while the layer before it is computed.
+    """
+    return 1 if platform() == "cpu" else 8
+
+
 def single_row_is_slow() -> bool:
     """Whether a product with one row is slower than one with two.
 
@@ -117,7 +125,7 @@ def sorts_slowly() -> bool:
 def threshold_bits() -> int:
     """Bits of a threshold that one pass over a vocabulary finds, by 2^bits - 1 sums (`decoding/sampling.py`)."""
     # On a CPU every sum costs time. On accelerators a pass costs more than its sums, and on a mesh it is a message.
-    return 1 if platform() == "cpu" else 4
+    return 1 if platform() == "cpu" else 8
 
 
 def has_tpu_options() -> bool:

@@ -185,12 +185,8 @@ class Llama(nnx.Module):
         return Output(hidden=self.final_norm(x), nodes=kept, taps=self.tapped(inputs[tap] for tap in taps))
 
     def embed(self, tokens: Int[Array, "B W"], table: nnx.Param | None = None) -> Float[Array, "B W D"]:
-        """Token embeddings, from another table if one is given; float32, as the residual stream is.
-
-        An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its target. Other
-        inputs are checked before.
-        """
-        return look_up(self.embedding if table is None else table, tokens).astype(jnp.float32)
+        """Token embeddings, from another table if one is given."""
+        return embed(self.embedding if table is None else table, tokens)
 
     def tapped(self, inputs: Iterable[Float[Array, "B W D"]]) -> tuple[Float[Array, "B W D"], ...]:
         """Inputs of layers as heads read them: rounded, and in float16 limited to its range, which some exceed."""
@@ -246,6 +242,15 @@ def forward(
         taps: as in `Llama.__call__`.
     """
     return model(tokens, positions, over_cache(visible(mask, cached, capacity(cache), slots), cache, nodes), taps)
+
+
+def embed(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
+    """Token embeddings, float32, as the residual stream is.
+
+    An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its target. Other inputs
+    are checked before.
+    """
+    return look_up(table, tokens).astype(jnp.float32)
 
 
 def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:

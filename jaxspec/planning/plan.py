@@ -202,12 +202,18 @@ def _prefill(
     chunk = accelerator_chunk(settings.prompt, settings.batch_size)
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
-    compiled = Compiled.of(program.trace_prefill(chunk), where, filled, TPU_PREFILL_OPTIONS if with_options else None)
-    if compiled is None:
-        return None
-    chunks = math.ceil(settings.prompt / chunk)
-    runs = {each.phase: 1 if each.phase == FIRST_TOKEN else chunks for each in compiled.operations}
-    return compiled.seconds(runs), compiled.during(runs)
+    chunks, options, took, done = math.ceil(settings.prompt / chunk), None, [], list[Operation]()
+    if with_options:
+        options = TPU_PREFILL_OPTIONS
+    for traced, times in program.trace_prefill(chunk):
+        compiled = Compiled.of(traced, where, filled, options)
+        if compiled is None:
+            return None
+        phases = {each.phase for each in compiled.operations}
+        runs = {phase: 1 if phase == FIRST_TOKEN else chunks * times for phase in phases}
+        took.append(compiled.seconds(runs))
+        done += compiled.during(runs)
+    return Interval(*map(sum, zip(*took, strict=True))), done
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jaxspec.controllers import Fixed
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
-from jaxspec.decoding.prefill import trace_prefill
+from jaxspec.decoding.prefill import steps
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
@@ -54,9 +54,10 @@ class PlacedProgram:
         """The loop, traced for the devices of the mesh."""
         return self._trace(functools.partial(LOOP.trace, self.spec), *self.arguments)
 
-    def trace_prefill(self, chunk: int) -> Any:
-        """Traces prefill, which reads `chunk` tokens of each prompt at a time."""
-        return self._trace(functools.partial(trace_prefill, self.spec.drafter, chunk=chunk), self.models, self.state)
+    def trace_prefill(self, chunk: int) -> Iterator[tuple[Any, int]]:
+        """Traces the programs that read `chunk` tokens of each prompt, and yields each with its calls for a chunk."""
+        for step in steps(self.spec.drafter, self.models, self.state, chunk):
+            yield self._trace(functools.partial(step.program.trace, **step.settings), *step.arguments), step.times
 
     def _trace(self, trace: Callable[..., Any], *arguments: Any) -> Any:
         if isinstance(self.mesh, Mesh):

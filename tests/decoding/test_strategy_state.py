@@ -10,11 +10,10 @@ import pytest
 
 from jaxspec.builders.chain import Chain
 from jaxspec.controllers import CONTROLLERS
-from jaxspec.decoding import loop
+from jaxspec.decoding import loop, prefill
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.decode_state import DecodeState, enlarge
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
@@ -39,7 +38,7 @@ def seen(spec: Speculation, models: Models) -> dict[str, DecodeState]:
     """The state at every place where it is handed on."""
     asked = requests([[1, 2, 3]] * BATCH, 8)
     begun = jax.eval_shape(lambda models: start(spec, models, asked, (), 64), models)
-    read = jax.eval_shape(lambda models, state: prefill(spec.drafter, models, state, 8), models, begun)
+    read = jax.eval_shape(lambda models, state: prefill.read(spec.drafter, models, state, 8, 0, 8), models, begun)
 
     def drafting(models: Models, state: DecodeState) -> DecodeState:
         return loop.draft(spec, models, state, state.keys)[1]

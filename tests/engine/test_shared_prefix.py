@@ -90,7 +90,7 @@ def test_texts_and_rounds_are_the_same(drafter: str, temperature: float, models,
 def test_what_is_read(order: str, models, monkeypatch, read):
     """Whole chunks that the prompts before have in common are not read again, nor is any program compiled."""
     one, prompts = engine("eagle+chain,length=3", models), ORDERS[order]
-    reads: Any = prefill._read  # a jitted function has methods that its type does not show
+    reads: Any = prefill.run_group  # a jitted function has methods that its type does not show
     whole = sum(-(-len(prompt) // CHUNK) * CHUNK for prompt in prompts[1:])
     with monkeypatch.context() as patch:
         patch.setattr(continuous_batching, "worth_keeping", lambda *given: [])
