@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -33,11 +34,15 @@ CHUNK_BYTES = 4 * 2**20
 M = TypeVar("M", bound=nnx.Module)
 
 
-@functools.lru_cache(maxsize=4)  # tracing 80 layers takes seconds; shared, so nobody may write into it
+@functools.lru_cache(maxsize=4)  # shared, so nobody may write into it
 def abstract(config: LlamaConfig, quantize: str | None = None) -> Llama:
     """A Llama of `jax.ShapeDtypeStruct`s: every name and shape, no memory; its kernels quantised if wanted."""
-    whole = nnx.eval_shape(lambda: Llama(config, rngs=nnx.Rngs(0)))
-    return whole if quantize is None else nnx.eval_shape(lambda model: quantized(model, quantize), whole)
+    first = dataclasses.replace(config, num_layers=1)  # tracing 80 layers takes seconds, and copying one does not
+    model = nnx.eval_shape(lambda: Llama(first, rngs=nnx.Rngs(0)))
+    if quantize is not None:
+        model = nnx.eval_shape(lambda model: quantized(model, quantize), model)
+    model.config, model.layers = config, nnx.List([nnx.clone(model.layers[0]) for _ in range(config.num_layers)])
+    return model
 
 
 def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quantize: str | None = None) -> Llama:

@@ -126,8 +126,6 @@ def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Sessi
         )
     sampling = dataclasses.replace(settings.sampling, max_new_tokens=min(settings.sampling.max_new_tokens, room))
     requests = requests_of(engine.model, [tokens], sampling=sampling)
-    if not talk.answers:
-        engine.compile(requests, 1, record=record)
     return engine.session(requests, record=record, memory=talk.memory)
 
 

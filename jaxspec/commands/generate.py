@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.requests import refuse_stateful, requests_of
+from jaxspec.engine.requests import refuse_stateful
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Generate
@@ -37,8 +37,6 @@ def run(settings: Generate) -> None:
     options = {**inputs, "stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so it cannot show drafts as text")
-    requests = requests_of(engine.model, prompts, **inputs)
-    engine.compile(requests, settings.batch_size, record=settings.show_drafts)
     if settings.stream:
         for piece in engine.stream(prompts[0], **options):
             print(piece, end="", flush=True)

@@ -30,6 +30,11 @@ class Speculation:
 
     @property
     def verify_sizes(self) -> tuple[int, ...]:
-        """The sizes for which verification is compiled; a single one if all trees have the same size."""
-        varies = self.drafter.abstains or self.controller.stops or self.builder.varies
-        return sizes_up_to(self.builder.verified, self.tree_sizes if varies else ())
+        """The sizes for which verification is compiled; a single one if all trees have the same size.
+
+        A drafter that may abstain drafts most chains whole or not at all, so only the smallest size is compiled too.
+        """
+        steps = self.tree_sizes if self.controller.stops or self.builder.varies else ()
+        if not steps and self.drafter.abstains:
+            steps = self.tree_sizes[:1] if self.builder.is_chain else self.tree_sizes
+        return sizes_up_to(self.builder.verified, steps)

@@ -194,6 +194,7 @@ def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> 
         ended = [row for row in session.texts if session.done[row]]
         found = [text_of_row(session, row, stops) for row in ended]
         yield [(session.release(row).place, result) for row, result in zip(ended, found, strict=True)]
+        session.compile()
         queue.fill()
         if not session.texts and queue.chunks_left:
             queue.read_chunk()

@@ -1,7 +1,6 @@
 """`Engine`, the Python API: prompts in, text and statistics out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,7 +16,7 @@ from jaxspec.engine.default_method import default_of
 from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import Program, program_of
+from jaxspec.engine.program import Jobs, Program, compilations, label_of, program_of
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import StopStrings, Unfinished
@@ -229,11 +228,11 @@ class Engine:
     def compile(self, requests: Sequence[Request], batch_size: int | None = None, **options: bool) -> None:
         """Compiles the first programs that these requests need, two at a time, without running them.
 
-        If this takes longer than a second, stderr shows the progress. `options` are `log_probs` and `record`.
+        If this takes longer than a second, stderr shows the progress. Decoding compiles by itself too, and begins with
+        prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
-        found = self.compilations(requests[:size], requests[size:], **options)
-        compile_all(found, lambda key: f"{key[0]} of {self.method}")
+        compile_all(self.compilations(requests[:size], requests[size:], **options), label_of, repr)
 
     # --- from requests to results
 
@@ -254,23 +253,14 @@ class Engine:
         options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
         return program_of(self.method, self.models, greedy=greedy, **options)
 
-    def compilations(
-        self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool
-    ) -> dict[tuple[Any, ...], Callable[[], None]]:
+    def compilations(self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool) -> Jobs:
         """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.
 
         Args:
             later: requests that will refill rows of the first ones.
         """
-        with self.model.context():
-            program = self.program([*requests, *later], **options)
-            found = program.compilations(requests, self.model.config.eos, later)
-
-        def compile_one(program: Callable[[], None]) -> None:
-            with self.model.context():
-                program()
-
-        return {key: partial(compile_one, program) for key, program in found.items()}
+        program = self.program([*requests, *later], **options)
+        return compilations(self.model, program, requests, later)
 
     def session(
         self,

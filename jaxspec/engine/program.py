@@ -1,23 +1,31 @@
 """The compiled loop of a method with its models. The engine runs it, and `plan` compiles it for absent chips."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import IDLE, data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
+from jaxspec.decoding.prefill import on_device, prefill, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
 from jaxspec.model.sharding import AnyMesh, place, place_head
 
+Jobs = dict[tuple[Any, ...], Callable[[], Any]]
+"""Functions that compile programs, by keys that begin with the program's name and have the same `repr` in all processes
+on this machine."""
+
+LOOP_NAME = "loop"
 LOOP: Any = loop.decode  # Any, because the type of a jitted function lacks `trace` and `lower`
 
 
@@ -53,12 +61,8 @@ class Program:
         """Reads the prompts from `begin` to `end`, in chunks."""
         return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
-    def compilations(
-        self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()
-    ) -> dict[tuple[Any, ...], Callable[[], None]]:
-        """Functions that compile the first programs which these requests need, on the current mesh.
-
-        A key begins with the program's name. Methods that share a program have the same key.
+    def compilations(self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()) -> Jobs:
+        """Functions that compile the programs which these requests need, on the current mesh: first those of prefill.
 
         Args:
             later: requests that will refill rows of the first ones.
@@ -67,31 +71,53 @@ class Program:
         chunk, cache_len = shapes(self.spec, requests)
         if later:
             cache_len = cache_len_for_all(self.spec, requests, later)
-
-        def abstract(begin: Callable[[Models], DecodeState]) -> DecodeState:
-            state, mesh = jax.eval_shape(begin, self.models), jax.sharding.get_mesh()
-            return on_device(state, self.device) if mesh.empty else place_state(state, mesh)
-
-        def reading(state: DecodeState, chunk: int) -> dict[tuple[Any, ...], Callable[[], None]]:
-            each = steps(self.spec.drafter, self.models, state, chunk)
-            lower = lambda step: step.program.lower(*step.arguments, **step.settings)
-            return {self._key(step, state, chunk): lambda step=step: lower(step).compile() for step in each}
-
-        state = abstract(lambda models: start(self.spec, models, padded(requests), eos, cache_len, everybody))
-        loop = lambda: LOOP.lower(self.spec, self.models, state, np.int32(0), np.int32(0)).compile()
-        found = {**reading(state, chunk), ("loop", self.spec, id(self.models.draft), state.tokens.shape): loop}
+        whole = self._abstract(padded(requests), eos, cache_len, everybody)
+        loop = self._key(LOOP_NAME, self.spec, whole)
+        found: Jobs = {
+            **self._reading(whole, chunk),
+            loop: lambda: LOOP.lower(self.spec, self.models, whole, np.int32(0), np.int32(0)).compile(),
+        }
         if later:
             chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
-            rows = [later[0]] * data_parts()
-            one = abstract(lambda models: start(self.spec, models, rows, eos, cache_len, everybody))
+            one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
             for each in chunks:
-                found |= reading(one, each)
+                found |= self._reading(one, each)
         return found
 
-    def _key(self, step: Step, state: DecodeState, chunk: int) -> tuple[Any, ...]:
-        """The key of a program of prefill. Only the last one depends on the drafter."""
-        head = id(self.models.draft) if "drafter" in step.settings else None
-        return ("prefill", step.name, id(self.models.target), head, *step.settings.values(), state.tokens.shape, chunk)
+    def shape(self, requests: Sequence[Request], later: Sequence[Request] = ()) -> tuple[Any, ...]:
+        """What decides which programs `compilations` gives, as long as the weights exist: a key for `ready`."""
+        everybody, first = [*requests, *later], shapes(self.spec, requests)
+        after = (cache_len_for_all(self.spec, requests, later), *shapes_ahead(self.spec, everybody, len(requests)))
+        truncated = (any(r.sampling.top_k for r in everybody), any(r.sampling.top_p < 1 for r in everybody))
+        weights = (id(self.models.target), id(self.models.draft))
+        return (self.spec, weights, len(requests), first, after if later else None, truncated)
+
+    def _reading(self, state: DecodeState, chunk: int) -> Jobs:
+        """Functions that compile the programs of prefill. Only the last one depends on the drafter."""
+        lower = lambda step: step.program.lower(*step.arguments, **step.settings)
+        found: Jobs = {}
+        for step in steps(self.spec.drafter, self.models, state, chunk):
+            of = (*step.settings.values(), chunk)
+            found[self._key(f"prefill ({step.name})", of, state, "drafter" in step.settings)] = lambda step=step: lower(
+                step
+            ).compile()
+        return found
+
+    def _abstract(
+        self, requests: Sequence[Request], eos: Sequence[int], cache_len: int, among: Sequence[Request]
+    ) -> DecodeState:
+        """The state before prefill as `jax.ShapeDtypeStruct`s with the shardings that it will have."""
+        begin = lambda models: start(self.spec, models, requests, eos, cache_len, among)
+        state, mesh = jax.eval_shape(begin, self.models), jax.sharding.get_mesh()
+        return on_device(state, self.device) if mesh.empty else place_state(state, mesh)
+
+    def _key(self, name: str, settings: Any, state: DecodeState, of_drafter: bool = True) -> tuple[Any, ...]:
+        """The key of a program: its name, and all that its compilation depends on. Methods can share a program."""
+        models = self.models if of_drafter else self.models.target
+        arrays = (models, state if of_drafter else (state.tokens, state.cache))
+        shapes = str([(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays)])
+        mesh = str(jax.sharding.get_abstract_mesh().shape)
+        return (name, settings, hashlib.sha256(shapes.encode()).hexdigest(), mesh)
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""
@@ -107,6 +133,25 @@ class Program:
             control=place_head(self.models.control, mesh),
         )
         return placed, place_state(state, mesh)
+
+
+def label_of(key: tuple[Any, ...]) -> str:
+    """What stderr calls a program of `Jobs`."""
+    return key[0]
+
+
+def compilations(
+    model: Checkpoint, program: Program, requests: Sequence[Request], later: Sequence[Request] = ()
+) -> Jobs:
+    """`Program.compilations`, in the context of the model."""
+    with model.context():
+        found = program.compilations(requests, model.config.eos, later)
+
+    def compile_one(job: Callable[[], Any]) -> Any:
+        with model.context():
+            return job()
+
+    return {key: partial(compile_one, job) for key, job in found.items()}
 
 
 def program_of(method: Method, models: Models, *, greedy: bool, **options: Any) -> Program:

@@ -1,6 +1,7 @@
 """A batch of requests on the device, decoded in several calls of the loop. Free rows can take further requests."""
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import Program
+from jaxspec.engine.program import LOOP_NAME, Program, compilations, label_of
 from jaxspec.host import compilation
+from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import fetch, shard_like
 
 UNLIMITED = 2**30
@@ -72,6 +74,10 @@ class Session:
         compilation.make_room_for_more()
         self.model, self.program, self.requests = model, program, [*requests, *later]
         with model.context():
+            self._shape = program.shape(requests, later)
+        jobs = {} if self._shape in compilation.ready else compilations(model, program, requests, later)
+        self._compiling = Compilations(jobs, label_of, repr) if jobs else None
+        with model.context():
             chunk, self.cache_len = shapes(program.spec, requests)
             if later:
                 self.cache_len = cache_len_for_all(program.spec, requests, later)
@@ -81,6 +87,8 @@ class Session:
             if learnt is not None:
                 state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
             jax.block_until_ready(state.length)
+            if self._compiling is not None:
+                self._compiling.wait(list(itertools.takewhile(lambda key: key[0] != LOOP_NAME, jobs)))
             began = time.perf_counter()
             self.state: DecodeState = (
                 program.prefill(state, chunk)
@@ -97,11 +105,19 @@ class Session:
         """Whether every row is finished."""
         return bool(self.done.all())
 
+    def compile(self) -> None:
+        """Waits until all programs are compiled, which began with the session."""
+        if self._compiling is not None:
+            self._compiling.wait()
+            self._compiling = None
+            compilation.ready.add(self._shape)
+
     def advance(self, rounds: int = UNLIMITED, more: int | None = None) -> None:
         """Decodes up to `rounds` rounds. It stops earlier if the cache must grow, or `more` more rows are finished.
 
         If `more` is None it continues until all rows are finished.
         """
+        self.compile()
         enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():
             if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.cache_len:

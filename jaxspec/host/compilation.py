@@ -1,21 +1,30 @@
 """Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
 
+import contextlib
 import functools
 import gc
+import hashlib
+import json
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.environment import cache_folder
 from jaxspec.host.terminal import progress
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also after reading a program from disk
+
+
+ready: set[tuple[Any, ...]] = set()
+"""Keys of programs that are compiled and in memory, so that nobody looks for them again."""
 
 
 def keep_compilations() -> Path | None:
@@ -41,6 +50,7 @@ def make_room(share: float = 0.9) -> None:
     are_known = _MAPS.exists() and _MOST_MAPS.exists()
     if are_known and _MAPS.read_bytes().count(b"\n") > share * int(_MOST_MAPS.read_text()):
         jax.clear_caches()
+        ready.clear()
         gc.collect()
 
 
@@ -67,47 +77,120 @@ def _compiled() -> threading.Event:
 
 AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
 PATIENCE = 1.0  # seconds without progress on stderr: a program that is compiled already takes less
+MOST_TIMES = 1000  # programs whose times are kept
 
 Name = TypeVar("Name")
 _compiling: set[int] = set()  # threads
 
 
-def compile_all(programs: Mapping[Name, Callable[[], Any]], name: Callable[[Name], str] = str) -> dict[Name, Any]:
-    """Calls the functions that compile some programs, two at a time, and returns their results.
+class Compilations(Generic[Name]):
+    """Functions that compile some programs, two at a time and in this order, in threads of their own.
 
     One at a time if there are several processes, which must all run them in the same order. JAX's settings, such as the
-    precision of products, are those of a thread: each call has to make them. An interrupt is raised at once;
-    compilations that have begun end in the background. stderr calls a program by its `name`.
+    precision of products, are those of a thread: each function has to make them.
+
+    Args:
+        programs: a name and a function for each.
+        label: what stderr calls a program.
+        key: identifies a program in later processes, to which stderr then gives the time that it took this time. None:
+            no times are kept.
     """
-    pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
-    running: dict[Future[Any], Name] = {}
-    try:
-        running |= {pool.submit(_noted, program): which for which, program in programs.items()}
-        done, waiting = wait(running, PATIENCE)
-        if waiting:
-            with progress("compiled programs:", len(running), len(done)) as shown:
-                left = [future for future in running if future in waiting]
-                shown.show(len(done), name(running[left[0]]))
-                for future in as_completed(waiting):
-                    left.remove(future)
-                    shown.done += 1
-                    if left and shown.due():
-                        shown.show(shown.done, name(running[left[0]]))
-    except BaseException:  # Ctrl-C, or the end of a terminated command
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-    return {which: future.result() for future, which in running.items()}
+
+    def __init__(
+        self,
+        programs: Mapping[Name, Callable[[], Any]],
+        label: Callable[[Name], str] = str,
+        key: Callable[[Name], str] | None = None,
+    ):
+        self._label, self._pool = label, ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
+        self._times = CompileTimes(key and {name: key(name) for name in programs})
+        self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
+        self._pool.shutdown(wait=False)
+
+    def wait(self, names: Collection[Name] | None = None) -> dict[Name, Any]:
+        """Waits for some programs, or for all, and returns the functions' results.
+
+        After a second stderr shows the progress. An interrupt is raised at once; compilations that have begun end in
+        the background.
+        """
+        wanted = {name: self._running[name] for name in (self._running if names is None else names)}
+        name_of = {future: name for name, future in wanted.items()}
+        try:
+            done, waiting = wait(name_of, PATIENCE)
+            if waiting:
+                with progress("compiled programs:", len(name_of), len(done)) as shown:
+                    left = [future for future in name_of if future in waiting]
+                    shown.show(len(done), self._remark(name_of[left[0]]))
+                    for future in as_completed(waiting):
+                        left.remove(future)
+                        shown.done += 1
+                        if left and shown.due():
+                            shown.show(shown.done, self._remark(name_of[left[0]]))
+        except BaseException:  # Ctrl-C, or the end of a terminated command
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        found = {name: future.result() for name, future in wanted.items()}
+        if names is None:
+            self._times.store()
+        return found
+
+    def _remark(self, name: Name) -> str:
+        before = self._times.before(name)
+        return self._label(name) + ("" if before is None else f" (last time {before:.0f} s)")
+
+    def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        _compiling.add(threading.get_ident())
+        try:
+            return program()
+        finally:
+            _compiling.discard(threading.get_ident())
+            self._times.took[name] = time.perf_counter() - began
 
 
-def _noted(program: Callable[[], Any]) -> Any:
-    _compiling.add(threading.get_ident())
-    try:
-        return program()
-    finally:
-        _compiling.discard(threading.get_ident())
+def compile_all(
+    programs: Mapping[Name, Callable[[], Any]],
+    label: Callable[[Name], str] = str,
+    key: Callable[[Name], str] | None = None,
+) -> dict[Name, Any]:
+    """The results of `Compilations` with these arguments."""
+    return Compilations(programs, label, key).wait()
+
+
+class CompileTimes:
+    """Seconds that programs took to compile, in the user's cache folder.
+
+    Attributes:
+        took: by the program's name, the seconds of this process.
+    """
+
+    def __init__(self, keys: Mapping[Any, str] | None):
+        digest = lambda key: hashlib.sha256(key.encode()).hexdigest()[:16]
+        self._keys = {name: digest(key) for name, key in (keys or {}).items()}
+        self._path = cache_folder() / "compiled" / "seconds.json"
+        self.took: dict[Any, float] = {}
+
+    def before(self, name: Any) -> float | None:
+        """The seconds of an earlier process; None if there is none."""
+        return self._read().get(self._keys.get(name, ""))
+
+    def store(self) -> None:
+        """Adds the times of this process that are worth a remark."""
+        lasting = {self._keys[name]: took for name, took in self.took.items() if name in self._keys and took > PATIENCE}
+        if lasting and jax.process_index() == 0:
+            newest = dict(list({**self._read(), **lasting}.items())[-MOST_TIMES:])
+            with contextlib.suppress(OSError):  # a read-only home
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(self._path, json.dumps(newest))
+
+    def _read(self) -> dict[str, float]:
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def still_compiling() -> bool:
-    """Whether `compile_all` compiles in any thread, for which Python waits before it exits."""
+    """Whether `Compilations` compile in any thread, for which Python waits before it exits."""
     return bool(_compiling)

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 import jax
 
-CPU_TREE_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)  # finer steps, because every node costs time on a CPU
+# On a CPU every node costs time, and each size is compiled for seconds: each takes about 1.3 times as long as the one
+# before it, by the times of a 135M model on a Xeon.
+CPU_TREE_SIZES = (1, 2, 6, 16, 32, 64)
 ACCELERATOR_TREE_SIZES = (8, 16, 32, 64)
 CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
 ACCELERATOR_CHUNKS = (32, 128, 512)
