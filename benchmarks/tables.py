@@ -10,12 +10,13 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "benchmarks/README.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/verify.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
 METHOD = (
@@ -29,6 +30,10 @@ BEST = (
     *("early-exit+chain,length=3", "eagle+eagle2"),
 )
 """The methods of the README's table, as far as they were run."""
+
+ROUNDED = ("bfloat16", "float16", "int8")  # runs of `jaxspec verify` whose near-ties flip
+MOST_ROWS = 12  # of a table of a run's methods
+ENOUGH_TOKENS = 5_000  # a longer run shows only methods with as many greedy tokens, since a rate of fewer is noise
 
 
 def keep(run: Path, name: str) -> None:
@@ -52,8 +57,8 @@ def with_interval(values: dict[str, Any], key: str) -> str:
 
 def markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     """A table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    first, *others = (f"| {' | '.join(cells)} |\n" for cells in (header, *rows))
+    return "".join([first, f"|{'---|' * len(header)}\n", *others])
 
 
 def methods(run: dict[str, Any], chosen: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -122,11 +127,106 @@ def builtin_h100() -> str:
     return markdown(["method", "tokens/s", "speedup, 95 %", "tau, 95 %", "nodes"], rows)
 
 
+def verify_run(name: object) -> tuple[str, dict[str, Any]]:
+    """A link to a run of `jaxspec verify` on the builtin model, and the run."""
+    return f"[{name}](../benchmarks/results/verify_builtin_{name}.json)", result(f"verify_builtin_{name}")
+
+
+def verify_float32() -> str:
+    """The runs of four seeds, and their totals."""
+    runs = dict(verify_run(seed) for seed in range(4))
+    p_values = {
+        name: [each["p_value"] for each in run["methods"].values() if each["p_value"] is not None]
+        for name, run in runs.items()
+    }
+    rows = (
+        [
+            *(name, str(len(run["methods"])), f"{run['greedy_tokens']:,}", f"{run['sampled_tokens']:,}"),
+            *(str(run["divergences"]), str(len(p_values[name])), f"{min(p_values[name]):.2g}", run["verdict"].upper()),
+        ]
+        for name, run in runs.items()
+    )
+    header = ("seed", "methods", "greedy tokens", "sampled tokens", "differences", "tested distributions")
+    greedy, sampled, differ, unexplained = (
+        sum(run[key] for run in runs.values())
+        for key in ("greedy_tokens", "sampled_tokens", "divergences", "unexplained_divergences")
+    )
+    smallest = min(min(1.0, len(found) * min(found)) for found in p_values.values())  # of each run, by Holm
+    short = [
+        each["found_deviation"]
+        for run in runs.values()
+        for each in run["methods"].values()
+        if each["found_deviation"] is not None and each["found_deviation"] > run["deviation"]
+    ]
+    totals = (
+        f"Together these are {greedy:,} greedy and {sampled:,} sampled tokens. Texts that differ from plain "
+        f"decoding's: {differ}; unexplained: {unexplained}. With Holm's correction the smallest p-value of a run is "
+        f"{smallest:.2g}."
+    )
+    if short:
+        totals += (
+            f" The tests with too few tokens ({len(short)}, in the runs that are NOT ENOUGH) would have found total "
+            f"variations of {min(short):.3f} to {max(short):.3f}."
+        )
+    return f"{markdown([*header, 'smallest p', 'verdict'], rows)}\n{totals}\n"
+
+
+def flips(some: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
+    """Greedy tokens, flips, and flips per 1,000 tokens of several methods together."""
+    tokens, found = (sum(each[key] for each in some) for key in ("greedy_tokens", "greedy_flips"))
+    return f"{tokens:,}", f"{found:,}", f"{1000 * found / max(tokens, 1):.2f}"
+
+
+def verify_rounded() -> str:
+    """The runs in half precision and with int8 weights, and the gaps of their flips."""
+    summary, gaps, between = [], [], []
+    for name in ROUNDED:
+        link, run = verify_run(name)
+        between = [f"to {edge:g}" for edge in run["gap_edges"]]
+        every = list(run["methods"].values())
+        itself = [run["methods"]["plain"]]
+        others = [each for method, each in run["methods"].items() if method != "plain"]
+        summary.append(
+            [
+                *(link, str(len(every)), f"{run['greedy_tokens']:,}", f"{run['noise']:.3f}", flips(itself)[2]),
+                *(flips(others)[2], str(run["unexplained_divergences"]), run["verdict"].upper()),
+            ]
+        )
+        for label, some in (("`plain`", itself), ("all", every)):
+            counts = [sum(column) for column in zip(*(each["greedy_gaps"] for each in some), strict=True)]
+            if any(counts):
+                gaps.append([name, label, *(f"{count:,}" for count in counts)])
+    header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` itself", "others", "unexplained")
+    return (
+        markdown([*header, "verdict"], iter(summary))
+        + "\nFlips by the gap between the target's two best logits:\n\n"
+        + markdown(["run", "methods", *between, "more"], iter(gaps))
+    )
+
+
+def verify_methods(name: str) -> str:
+    """Flips of each method of a run; of many methods, those with the most flips, and the others in one row."""
+    found = dict(verify_run(name)[1]["methods"])
+    plain = found.pop("plain")
+    shown = [method for method, each in found.items() if each["greedy_tokens"] >= ENOUGH_TOKENS]
+    if len(found) <= MOST_ROWS:
+        shown = list(found)
+    shown = sorted(shown, key=lambda method: -found[method]["greedy_flips_a_thousand"])[:MOST_ROWS]
+    rows = [["`plain` against itself", *flips([plain])]]
+    rows += [[f"`{method}`", *flips([found[method]])] for method in shown]
+    if others := [each for method, each in found.items() if method not in shown]:
+        rows.append([f"all {len(others)} others", *flips(others)])
+    return markdown(["method", "greedy tokens", "flips", "per 1,000"], iter(rows))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "builtin-methods": builtin_methods,
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,
+    "verify-float32": verify_float32,
+    "verify-rounded": verify_rounded,
+    **{f"verify-{name}": partial(verify_methods, name) for name in ROUNDED},
 }
 
 

@@ -125,6 +125,18 @@ def test_measured_numbers_of_pages_are_those_of_the_committed_results():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
 
+def test_table_of_many_methods_sums_up_those_with_few_tokens_or_few_flips(monkeypatch: pytest.MonkeyPatch):
+    counts = {"plain": (900, 9), "brief": (100, 90), **{f"m{flips}": (16_000, flips) for flips in range(16)}}
+    keys = ("greedy_tokens", "greedy_flips", "greedy_flips_a_thousand")
+    found = {
+        name: dict(zip(keys, (tokens, flips, flips / tokens), strict=True)) for name, (tokens, flips) in counts.items()
+    }
+    monkeypatch.setattr(tables, "result", lambda name: {"methods": found})
+    rows = tables.verify_methods("int8").splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows[:3]] == ["| `plain` against itself", "| `m15`", "| `m14`"]
+    assert rows[-1] == f"| all 5 others | {4 * 16_000 + 100:,} | {0 + 1 + 2 + 3 + 90} | 1.50 |"
+
+
 def test_no_file_names_a_path_of_some_machine():
     absolute = re.compile(rb"(?<![\w.~$}/-])/(?:work|home|root|Users)/")
     named = [str(path.relative_to(ROOT)) for path in project_files() if absolute.search(path.read_bytes())]
