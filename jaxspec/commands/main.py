@@ -15,6 +15,7 @@ COMMANDS = {
     "sweep": (options.Sweep, "evaluate.sweep.run"),
     "report": (options.Report, "report.page.run"),
     "calibrate": (options.Calibrate, "evaluate.calibrate.run"),
+    "warmup": (options.Warmup, "commands.warmup.run"),
     "plan": (options.PlanSettings, "planning.plan.run"),
     "methods": (options.Methods, "commands.methods.run"),
     "env": (options.Env, "commands.env.run"),

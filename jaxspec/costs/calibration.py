@@ -4,13 +4,15 @@ import dataclasses
 from functools import partial
 from typing import Any
 
+import jax
+
 from jaxspec.builders import Eagle2
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers import Fixed
 from jaxspec.costs.stored import CostKey, digest, read_costs, store, table_of
 from jaxspec.costs.timed_loops import half_way, resume, target_job
-from jaxspec.costs.timing import round_pair, seconds_per_iteration
+from jaxspec.costs.timing import interpolated, round_pair, seconds_per_iteration, spread
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
@@ -23,6 +25,7 @@ from jaxspec.model.backend import tree_sizes
 
 WIDTHS = (1, 4, 16)  # nodes expanded at once; costs of other widths are interpolated
 DEPTH = 5
+NODES = 16  # most that a timed round verifies
 TOKENS = 128  # tokens of the prompt and of the new text; so attention reads 128 rows on average
 
 
@@ -75,21 +78,24 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
     Levels are EAGLE-2's, because the builders that use the table grow their levels in the same way.
     """
     sizes, models = tree_sizes(), Models(target=model.target, draft=weights)
+    # Without weights of its own a drafter copies tokens, and the number of nodes makes no difference.
+    widths = WIDTHS if jax.tree.leaves(weights) or method.drafter.reuses_drafting else WIDTHS[:1]
     tokens = min(TOKENS, model.config.model.usable_length // 2)
     batch = power_of_two(batch_size)
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))] * batch
 
     def spec(width):
-        builder = Eagle2(total=max(*sizes, 2), depth=DEPTH, width=width)
+        total = max([2, *(size for size in sizes if size <= NODES)])
+        builder = Eagle2(total=total, depth=DEPTH, width=width)
         return dataclasses.replace(method, builder=builder, controller=Fixed(), history=0).speculation(True)
 
     rows = shapes(spec(1), requests)[1]
     with model.context():
-        states = {width: half_way(spec(width), models, requests, rows) for width in WIDTHS}
+        states = {width: half_way(spec(width), models, requests, rows) for width in widths}
         pairs = {width: round_pair(spec(width), models, state) for width, state in states.items()}
-        timed = sorted({*sizes, *(pair.nodes for pair in pairs.values())})
+        timed = sorted({*spread(sizes), *(pair.nodes for pair in pairs.values())})
         forwards = {size: target_job(models.target, batch, size, rows) for size in {1, *timed}}
-        wide = WIDTHS[-1]
+        wide = max(widths)
         resumed = lambda size: partial(resume, spec(wide), size, models, states[wide])
         verify = {size: resumed(size) if method.drafter.reuses_drafting else forwards[size] for size in timed}
         # Equal jobs are timed once. Verifying one node is a forward over one token, unless it reuses drafting's layers.
@@ -101,8 +107,9 @@ def measure(model: Checkpoint, method: Method, weights: Any, batch_size: int) ->
         for width, pair in pairs.items()
     }
     _, rest = split[WIDTHS[0]]
+    verified = interpolated({size: seconds[verify[size]] for size in timed}, sizes)
     return CostTable(
         plain=seconds[forwards[1]],
-        verify=tuple((size, seconds[verify[size]] + rest) for size in sizes),
+        verify=tuple((size, verified[size] + rest) for size in sizes),
         level=tuple((width, level) for width, (level, _) in split.items()),
     )

@@ -4,9 +4,10 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
+import numpy as np
 
 from jaxspec.costs.timed_loops import Job, round_job
 from jaxspec.decoding.decode_state import DecodeState
@@ -17,6 +18,7 @@ from jaxspec.host.processes import largest
 REPEATS = 7
 LEAST_SECONDS = 0.1  # duration of one timed call
 MOST_ITERATIONS = 2**20
+SPREAD = 2.5  # least ratio of two timed numbers of nodes
 TINY = 1e-9  # seconds; the smallest time of an iteration or a level, if noise hides it
 
 
@@ -54,6 +56,22 @@ def _seconds(job: Job, iterations: int) -> float:
     began = time.perf_counter()
     jax.block_until_ready(job(iterations))
     return largest(time.perf_counter() - began)
+
+
+def spread(sizes: Iterable[int]) -> list[int]:
+    """Some of these numbers of nodes, the smallest and the largest among them. Others' times are interpolated, because
+    a program of each would take seconds to compile."""
+    ascending, found = sorted({*sizes}), list[int]()
+    for size in ascending:
+        if not found or size >= SPREAD * found[-1] or size == ascending[-1]:
+            found.append(size)
+    return found
+
+
+def interpolated(seconds: Mapping[int, float], sizes: Iterable[int]) -> dict[int, float]:
+    """The seconds of these sizes, linearly interpolated between those that were timed."""
+    timed = sorted(seconds)
+    return {size: float(np.interp(size, timed, [seconds[each] for each in timed])) for size in sizes}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,8 +65,9 @@ def _read_chunk(drafter: Drafter, models: Models, state: DecodeState, chunk: int
     cache: list[kv.KV] = []
     for group in groups(target.config.num_layers):
         layers, rows = target.layers[group], state.cache[group]
-        x, into, rows = run_group(layers, rows, x, at, config=target.config, keep_inputs=bool(taps))
-        inputs += into
+        inputs.append(x)
+        x, between, rows = run_group(layers, rows, x, at, config=target.config, keep_inputs=keeps_inputs(layers, taps))
+        inputs += between
         cache += rows
     tapped = tuple(inputs[tap] for tap in taps)
     after = end_chunk(models, dataclasses.replace(state, cache=()), x, tapped, at, drafter=drafter)
@@ -77,6 +78,11 @@ def groups(num_layers: int) -> list[slice]:
     """The layers in groups of equal size, the largest that divides their number and is not above the device's."""
     size = max(size for size in range(1, layers_together() + 1) if num_layers % size == 0)
     return [slice(begin, begin + size) for begin in range(0, num_layers, size)]
+
+
+def keeps_inputs(layers: Sequence[Layer], taps: Sequence[int]) -> bool:
+    """Whether the program of a group returns what its layers read; the first layer's input is there already."""
+    return bool(taps) and len(layers) > 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +109,9 @@ def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> I
     stream = stream_of(state, (batch, chunk, width), jnp.float32)
     yield Step("embedding", embed_chunk, (target.embedding, state.tokens, at), {"chunk": chunk})
     each = groups(target.config.num_layers)
-    settings = {"config": target.config, "keep_inputs": bool(taps)}
-    yield Step("layers", run_group, (target.layers[each[0]], state.cache[each[0]], stream, at), settings, len(each))
+    layers = target.layers[each[0]]
+    settings = {"config": target.config, "keep_inputs": keeps_inputs(layers, taps)}
+    yield Step("layers", run_group, (layers, state.cache[each[0]], stream, at), settings, len(each))
     ending = (models, _bare(state), stream, (stream,) * len(taps), at)
     yield Step("end", end_chunk, ending, {"drafter": drafter})
 
@@ -159,7 +166,7 @@ def run_group(
     config: LlamaConfig,
     keep_inputs: bool,
 ) -> tuple[Float[Array, "B T D"], Taps, tuple[kv.KV, ...]]:
-    """The residual stream of a chunk after some layers, the inputs of each of them if wanted, and their caches."""
+    """The residual stream of a chunk after some layers, before each but the first if wanted, and their caches."""
     batch, chunk, _ = x.shape
     start = jnp.full((batch,), at)
     seen = visible(causal_mask(batch, chunk), start, kv.capacity(cache))
@@ -167,7 +174,7 @@ def run_group(
     x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_cache(seen, cache))
     # The bits of an absolute value are a non-negative integer.
     after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
-    return x, tuple(inputs) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
+    return x, tuple(inputs[1:]) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
 
 
 @partial(jax.jit, static_argnames="drafter", donate_argnames="state")

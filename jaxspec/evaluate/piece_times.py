@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from jaxspec.costs.timed_loops import Job, half_way, judge, learn, resume, target_job, to_depth
-from jaxspec.costs.timing import RoundPair, round_pair, seconds_per_iteration
+from jaxspec.costs.timing import RoundPair, interpolated, round_pair, seconds_per_iteration, spread
 from jaxspec.decoding.batch import padded
 from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
@@ -25,7 +25,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
     greedy = all(request.sampling.temperature == 0 for request in requests)
     heads = {name: dataclasses.replace(engine.method, history=0) for name, engine in engines.items()}
     specs = {name: method.speculation(greedy, tree_sizes=engines[name].tree_sizes) for name, method in heads.items()}
-    sizes = sorted({1, *(size for spec in specs.values() for size in spec.verify_sizes)})
+    wanted = {1, *(size for spec in specs.values() for size in spec.verify_sizes)}
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
 
@@ -35,15 +35,17 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
 
     with engine.model.context():
         batch = len(padded(requests))
-        jobs: dict[tuple, Job] = {
-            ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
-        }
         states = {name: half_way(spec, engines[name].models, requests, rows) for name, spec in specs.items()}
         rounds = {
             round_key(engines[name], spec): partial(in_context, round_pair, spec, engines[name].models, states[name])
             for name, spec in specs.items()
         }
         pairs: dict[tuple, RoundPair] = compile_all(rounds, lambda key: "rounds")
+        # A round is split by the time of its own verification; between sizes, times are interpolated.
+        sizes = sorted({*spread(wanted), *(pair.nodes for pair in pairs.values())})
+        jobs: dict[tuple, Job] = {
+            ("target", size): target_job(engine.models.target, batch, size, rows) for size in sizes
+        }
         for name, spec in specs.items():
             models, state = engines[name].models, states[name]
             pair = pairs[key := round_key(engines[name], spec)]
@@ -57,7 +59,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
                 jobs["control round", name] = partial(learn, spec, state)
         compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
         seconds = dict(zip(jobs, seconds_per_iteration(list(jobs.values())), strict=True))
-    target, found = {size: seconds["target", size] for size in sizes}, {}
+    target, found = interpolated({size: seconds["target", size] for size in sizes}, wanted), {}
     for name, spec in specs.items():
         verify = target
         # Plain decoding drafts nothing, so its verification cannot resume from a draft.

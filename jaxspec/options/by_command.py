@@ -136,9 +136,9 @@ class Bench(Comparison):
     """Run once at each of these temperatures. The first run writes OUT.json, the others OUT.t0.8.json and so on."""
     batch_sizes: tuple[int, ...] = ()
     """Run once with each of these batch sizes. Output files are named like OUT.b4.json."""
-    prices: bool = True
-    """Time the pieces of a round after the questions. --no-prices compiles less, but gives no modelled speedup and no
-    breakdown of the time."""
+    prices: bool | None = None
+    """Time the pieces of a round after the questions, for the modelled speedup and the breakdown of the time. This
+    compiles further programs. Default: only with --json."""
     report: Path | None = None
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
     simulate: str | None = None
@@ -231,6 +231,30 @@ class Calibrate:
     """Tokens of each answer for --all."""
     batch_size: int = 1
     """Sequences decoded together. Each batch size has its own table."""
+    dtype: shared.Dtype = None
+    quantize: shared.Quantize = None
+    devices: Devices = Devices()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Warmup:
+    """Compile what a method needs, and keep it in the user's cache folder, so that the first text comes sooner.
+
+    For example: jaxspec warmup --target tinyllama --methods dflash plain --prompt-tokens 100 1000 --max-new-tokens 256
+
+    Programs depend on the device, the mesh, the batch size, the lengths, and on whether text is sampled. Lengths are
+    rounded up, so a few of them are enough. On a pod, run it on all hosts with the --mesh of the later command. If
+    there are more prompts than rows, two more programs are compiled later: their shapes depend on all prompts.
+    """
+
+    target: shared.Target
+    methods: tuple[str, ...] = ()
+    """Methods DRAFTER[@HEAD][+BUILDER][+CONTROLLER]. Default: that of `generate` without --method."""
+    prompt_tokens: tuple[int, ...] = (64,)
+    """Lengths of the longest prompt of a batch."""
+    batch_size: int = 1
+    """Sequences decoded together."""
+    sampling: SamplingParams = SamplingParams()
     dtype: shared.Dtype = None
     quantize: shared.Quantize = None
     devices: Devices = Devices()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import threading
 from typing import Any, ClassVar, final
 
 import jax
@@ -20,7 +21,8 @@ from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Committed
 from jaxspec.drafters.ngram import Ngram
-from jaxspec.engine.program import LOOP
+from jaxspec.engine import program
+from jaxspec.engine.program import LOOP, Program
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.runlog import pieces_of
 from jaxspec.evaluate.runner import TIMED
@@ -80,6 +82,25 @@ class TestGenerate:
             assert {*TIMED} & {*compiled} == {"jit(decode)"}
         finally:
             jax.monitoring.unregister_event_duration_listener(listen)
+
+    def test_prompts_are_read_while_the_loop_is_compiled(self, model, monkeypatch):
+        read, prefill = threading.Event(), Program.prefill
+
+        class Loop:
+            def lower(self, *given: Any) -> Any:
+                assert read.wait(30), "prefill waits for the loop"
+                return LOOP.lower(*given)
+
+        def watched(*given: Any) -> Any:
+            read.set()
+            return prefill(*given)
+
+        monkeypatch.setattr(program, "LOOP", Loop())
+        monkeypatch.setattr(Program, "prefill", watched)
+        one = Engine(model, "ngram+chain,length=1")
+        session = one.session(one.requests(["abcabc"], max_new_tokens=9))
+        assert read.is_set()
+        session.compile()
 
     def test_the_batch_does_not_show(self, engine):
         settings = {"max_new_tokens": 20, "temperature": [0.0, 0.8, 1.2], "top_p": 0.9, "top_k": [0, 5, 0], "seed": 3}

@@ -66,7 +66,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     model = load(path)
     table = stored.read_costs(calibration.costs_key(model, parse_method("ngram"), 1))
     assert [nodes for nodes, _ in table.verify] == [1, 4]
-    assert [nodes for nodes, _ in table.level] == [1, 2]
+    assert [nodes for nodes, _ in table.level] == [1]  # a copy is no cheaper for one node than for two
     assert f"{1e3 * table.plain:.3f}" in out
     engine = Engine.calibrated(model, "ngram+budgeted")
     assert capsys.readouterr().err == ""  # read, not measured
@@ -188,3 +188,9 @@ def test_a_level_between_two_measured_ones_is_interpolated():
     assert TABLE.level_cost(1) == pytest.approx(0.1)
     assert TABLE.level_cost(2) == pytest.approx(0.1 + 0.1 / 3)
     assert TABLE.level_cost(9) == pytest.approx(0.2)
+
+
+def test_times_between_are_interpolated():
+    sizes = (1, 2, 6, 16, 32, 64)
+    assert timing.spread(sizes) == [1, 6, 16, 64] and timing.spread((5, 1)) == [1, 5] and timing.spread(()) == []
+    assert timing.interpolated({1: 1.0, 6: 2.0}, (1, 2, 6)) == {1: 1.0, 2: pytest.approx(1.2), 6: 2.0}

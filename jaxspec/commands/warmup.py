@@ -1,0 +1,34 @@
+"""`jaxspec warmup`: compiles programs ahead, for the cache of compiled programs."""
+
+import time
+
+from jaxspec.checkpoint.loading import load
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.program import Jobs
+from jaxspec.engine.requests import requests_of
+from jaxspec.host import compilation
+from jaxspec.host.arguments import integer
+from jaxspec.host.compilation import compile_all
+from jaxspec.options.by_command import Warmup
+
+
+def run(settings: Warmup) -> None:
+    """Compiles the programs of all methods and lengths, and prints how many there are."""
+    integer("batch_size", settings.batch_size, 1)
+    for tokens in settings.prompt_tokens:
+        integer("prompt_tokens", tokens, 1)
+    place = compilation.keep_compilations()
+    if place is None:
+        raise ValueError("compiled programs are not kept: the cache folder cannot be written, or JAX's cache is off")
+    model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
+    names, jobs = dict[tuple, str](), Jobs()
+    for method in settings.methods or (None,):
+        engine = Engine.calibrated(model, method, batch_size=settings.batch_size)
+        for tokens in settings.prompt_tokens:
+            prompts = [[0] * tokens] * settings.batch_size
+            found = engine.compilations(requests_of(model, prompts, sampling=settings.sampling))
+            jobs |= found
+            names |= dict.fromkeys(found, str(engine.method))
+    began = time.perf_counter()
+    compile_all(jobs, lambda key: f"{key[0]} of {names[key]}", repr)
+    print(f"{len(jobs)} programs in {time.perf_counter() - began:.0f} s, kept in {place}")
