@@ -14,7 +14,7 @@ from jaxspec.evaluate.all_methods import ALL, has_predictor, typed, usable_heads
 from jaxspec.methods.method import HISTORY, Method, default_method, parse_method
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds
-from jaxspec.verify.workloads import DISTRIBUTION, PLAIN
+from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
 
 COSTS = "verify=1:1/2:1.2/4:1.4/8:1.6"
 # Trees are small, because on a CPU every node costs time, and controllers stop often. Costs are fixed, so that cases do
@@ -35,6 +35,7 @@ CONTROLLER_SETTINGS = {
     "length-ts": (f"length-ts,prior_alpha=1,cost=0.1,{COSTS}",),
     "expected-gain": (f"expected-gain,cost=0.2,{COSTS}",),
 }
+REFERENCE_EVERY = 8  # methods for a further case of plain decoding
 MATCH = 3
 """Tokens that must match for history beside a head: few, so that texts of some dozen tokens have matches."""
 
@@ -120,7 +121,8 @@ def in_order(
     """Yields cases without end: those of every method in turn. A case may be yielded twice.
 
     After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
-    methods take precedence.
+    methods take precedence. Where near-ties are tested, plain decoding has further cases, since all others' are compared
+    with its own.
 
     Args:
         first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
@@ -132,6 +134,8 @@ def in_order(
     for position in itertools.count():
         name = names[position % len(names)]
         yield from (Case(name, kind, position // first) for kind in has[name])
+        if not exact and position % REFERENCE_EVERY == 0:
+            yield Case(PLAIN, GREEDY, position // REFERENCE_EVERY)
         if position + 1 < first:
             continue
         reached = names[: position + 1]
