@@ -121,8 +121,8 @@ def in_order(
     """Yields cases without end: those of every method in turn. A case may be yielded twice.
 
     After each method follows one further case of a distribution test that has too few tokens. Tests of the `first`
-    methods take precedence. Where near-ties are tested, plain decoding has further cases, since all others' are compared
-    with its own.
+    methods take precedence. Where near-ties are tested, plain decoding has further cases, because the others' rates are
+    compared with its own.
 
     Args:
         first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
