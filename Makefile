@@ -17,7 +17,7 @@ COMMA := ,
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants smoke docs lint types format install install-dev clean
+.PHONY: help demo test soak mutants smoke release docs lint types format install install-dev clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -41,6 +41,9 @@ smoke:  ## a short test of an installation: with another PYTHON, or the LOWEST=1
 	@.cache/smoke/bin/python -m pip install --quiet --disable-pip-version-check --constraint .cache/smoke/versions.txt \
 		--editable '.[quant,report,search]'
 	@.cache/smoke/bin/python -m tests.smoke
+
+release:  ## build sdist and wheel, test both in fresh environments, write dist/NOTES.md, and tag the commit
+	@$(PYTHON) -m tests.release
 
 docs: .venv/.docs  ## the documentation as a site, in build/site; fails on a dead link
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build

@@ -18,6 +18,7 @@ import pytest
 import jaxspec
 from benchmarks import tables
 from jaxspec.model import rope
+from tests import release
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -84,9 +85,9 @@ def test_shapes_are_checked():
 def test_wheel_holds_every_module_and_the_data(tmp_path: Path):
     source = tmp_path / "source"
     source.mkdir()
-    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
-    for name in ("jaxspec", *TOP_LEVEL):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("jaxspec", *TOP_LEVEL):  # without the symlinks, which some systems do not have
+        ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", *(TOP_LEVEL if name == "jaxspec" else ()))
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
     for file in filter(Path.is_file, ROOT.iterdir()):
         shutil.copy(file, source)
     build = "import setuptools.build_meta, sys; print(setuptools.build_meta.build_wheel(sys.argv[1]))"
@@ -100,6 +101,13 @@ def test_wheel_holds_every_module_and_the_data(tmp_path: Path):
     expected = {name for name in own | linked if "__pycache__" not in name}
     assert "jaxspec/py.typed" in packed
     assert packed == expected
+
+
+def test_notes_of_a_release_are_its_section_of_the_changelog():
+    text = "# Changelog\n\n## Unreleased\n\n- b\n\n## [0.1.0] - 2026-12-01\n\n### Added\n\n- a\n\n## 0.0.9\n- z\n"
+    assert release.notes(text, "0.1.0") == "### Added\n\n- a\n"
+    with pytest.raises(SystemExit, match="no section"):
+        release.notes(text, "0.2.0")
 
 
 def test_links_of_pages_lead_to_files_and_headings():
