@@ -14,6 +14,7 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import costs_of
+from jaxspec.costs.timing import spread
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
@@ -196,7 +197,7 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
         pieces = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
     if settings.simulate is None:
-        sizes = {size for form in forms.values() for size in form.sizes}
+        sizes = spread(size for form in forms.values() for size in form.sizes)
         first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
         with engine.model.context():
             noise = divergence.noise(engine.model.target, first[:NOISE_BATCHES], sizes)
