@@ -175,7 +175,9 @@ class PrefillQueue:
 BETWEEN_STOPS = 8  # rounds between two looks for stop strings
 
 
-def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> Iterator[list[tuple[int, Generation]]]:
+def decode(
+    queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED, *, silent: bool = False
+) -> Iterator[list[tuple[int, Generation]]]:
     """Decodes all requests of a new session and its queue. `generate`, `eval`, `bench`, `stream` and `chat` run this.
 
     Between two calls of the loop, free rows get prompts that are ready. During each call, one chunk of the next prompt
@@ -183,6 +185,7 @@ def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> 
 
     Args:
         rounds: most rounds of one call of the loop.
+        silent: as for `Session.compile`.
 
     Yields:
         Before each call of the loop, and at the end: (index of the request, result) of the texts that are finished
@@ -194,7 +197,7 @@ def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> 
         ended = [row for row in session.texts if session.done[row]]
         found = [text_of_row(session, row, stops) for row in ended]
         yield [(session.release(row).place, result) for row, result in zip(ended, found, strict=True)]
-        session.compile()
+        session.compile(silent=silent)
         queue.fill()
         if not session.texts and queue.chunks_left:
             queue.read_chunk()
@@ -208,9 +211,11 @@ def decode(queue: PrefillQueue, stops: StopStrings, rounds: int = UNLIMITED) -> 
 def snapshots(session: Session, stops: StopStrings, rounds: int) -> Iterator[tuple[Generation, bool]]:
     """Decodes a new session of one request. Yields its result so far, every `rounds` rounds, and whether it is final.
 
-    The first one has the token from prefill.
+    The first one has the token from prefill. The loop may still be compiled then, which stderr tells before, so that no
+    progress is shown in the middle of the text.
     """
-    for ended in decode(PrefillQueue(session), stops, rounds):
+    session.announce()
+    for ended in decode(PrefillQueue(session), stops, rounds, silent=True):
         if not ended and session.texts:
             yield text_of_row(session, 0, stops), False
         for _, result in ended:

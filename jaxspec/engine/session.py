@@ -15,7 +15,7 @@ from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import LOOP_NAME, Program, compilations, label_of
+from jaxspec.engine.program import LOOP_NAME, Jobs, Program, compilations, label_of
 from jaxspec.host import compilation
 from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import fetch, shard_like
@@ -74,10 +74,10 @@ class Session:
         compilation.make_room_for_more()
         self.model, self.program, self.requests = model, program, [*requests, *later]
         with model.context():
-            self._shape = program.shape(requests, later)
-        jobs = {} if self._shape in compilation.ready else compilations(model, program, requests, later)
-        self._compiling = Compilations(jobs, label_of, repr) if jobs else None
-        with model.context():
+            self._shape, self._compiling, jobs = program.shape(requests, later), None, Jobs()
+            if self._shape not in compilation.ready:
+                jobs = compilations(model, program, requests, later)
+                self._compiling = Compilations(jobs, label_of, repr)
             chunk, self.cache_len = shapes(program.spec, requests)
             if later:
                 self.cache_len = cache_len_for_all(program.spec, requests, later)
@@ -105,12 +105,17 @@ class Session:
         """Whether every row is finished."""
         return bool(self.done.all())
 
-    def compile(self) -> None:
-        """Waits until all programs are compiled, which began with the session."""
+    def compile(self, *, silent: bool = False) -> None:
+        """Waits until all programs are compiled, which began with the session. If `silent`, no progress is shown."""
         if self._compiling is not None:
-            self._compiling.wait()
+            self._compiling.wait(show=not silent)
             self._compiling = None
             compilation.ready.add(self._shape)
+
+    def announce(self) -> None:
+        """Tells on stderr what is still compiled, in a line of its own."""
+        if self._compiling is not None:
+            self._compiling.announce()
 
     def advance(self, rounds: int = UNLIMITED, more: int | None = None) -> None:
         """Decodes up to `rounds` rounds. It stops earlier if the cache must grow, or `more` more rows are finished.

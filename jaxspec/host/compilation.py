@@ -16,7 +16,7 @@ import jax
 
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.environment import cache_folder
-from jaxspec.host.terminal import progress
+from jaxspec.host.terminal import progress, say
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
@@ -107,16 +107,16 @@ class Compilations(Generic[Name]):
         self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
         self._pool.shutdown(wait=False)
 
-    def wait(self, names: Collection[Name] | None = None) -> dict[Name, Any]:
+    def wait(self, names: Collection[Name] | None = None, *, show: bool = True) -> dict[Name, Any]:
         """Waits for some programs, or for all, and returns the functions' results.
 
-        After a second stderr shows the progress. An interrupt is raised at once; compilations that have begun end in
-        the background.
+        After a second stderr shows the progress, unless `show` is false. An interrupt is raised at once; compilations
+        that have begun end in the background.
         """
         wanted = {name: self._running[name] for name in (self._running if names is None else names)}
         name_of = {future: name for name, future in wanted.items()}
         try:
-            done, waiting = wait(name_of, PATIENCE)
+            done, waiting = wait(name_of, PATIENCE if show else None)
             if waiting:
                 with progress("compiled programs:", len(name_of), len(done)) as shown:
                     left = [future for future in name_of if future in waiting]
@@ -133,6 +133,12 @@ class Compilations(Generic[Name]):
         if names is None:
             self._times.store()
         return found
+
+    def announce(self) -> None:
+        """If some programs take longer than a second, names the first of them on stderr."""
+        _, waiting = wait(self._running.values(), PATIENCE)
+        if names := [name for name, future in self._running.items() if future in waiting]:
+            say(f"compiling the {self._remark(names[0])}")
 
     def _remark(self, name: Name) -> str:
         before = self._times.before(name)
