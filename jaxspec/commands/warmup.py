@@ -4,7 +4,6 @@ import time
 
 from jaxspec.checkpoint.loading import load
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.program import Jobs
 from jaxspec.engine.requests import requests_of
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
@@ -13,7 +12,7 @@ from jaxspec.options.by_command import Warmup
 
 
 def run(settings: Warmup) -> None:
-    """Compiles the programs of all methods and lengths, and prints how many there are."""
+    """Compiles the programs of the given methods and lengths, and prints how many there are."""
     integer("batch_size", settings.batch_size, 1)
     for tokens in settings.prompt_tokens:
         integer("prompt_tokens", tokens, 1)
@@ -21,14 +20,14 @@ def run(settings: Warmup) -> None:
     if place is None:
         raise ValueError("compiled programs are not kept: the cache folder cannot be written, or JAX's cache is off")
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
-    names, jobs = dict[tuple, str](), Jobs()
+    began, done = time.perf_counter(), set[tuple]()
     for method in settings.methods or (None,):
         engine = Engine.calibrated(model, method, batch_size=settings.batch_size)
         for tokens in settings.prompt_tokens:
             prompts = [[0] * tokens] * settings.batch_size
             found = engine.compilations(requests_of(model, prompts, sampling=settings.sampling))
-            jobs |= found
-            names |= dict.fromkeys(found, str(engine.method))
-    began = time.perf_counter()
-    compile_all(jobs, lambda key: f"{key[0]} of {names[key]}", repr)
-    print(f"{len(jobs)} programs in {time.perf_counter() - began:.0f} s, kept in {place}")
+            jobs = {key: job for key, job in found.items() if key not in done}
+            compile_all(jobs, lambda key, name=str(engine.method): f"{key[0]} of {name}", repr)
+            done |= jobs.keys()
+            compilation.make_room_for_more()
+    print(f"{len(done)} programs in {time.perf_counter() - began:.0f} s, kept in {place}")

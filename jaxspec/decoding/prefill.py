@@ -1,8 +1,9 @@
 """Prefill: reads the prompts into the caches, in chunks, before the first round.
 
 The host calls three programs for each chunk: one embeds its tokens, one runs a group of layers and is called for every
-group, and one does the rest. Layers of the same shape so have one compiled program, however many there are: compiling
-all 32 layers of an 8B for a TPU takes minutes. Methods share the first two programs.
+group, and one does the rest. All groups have the same compiled program, because compiling all 32 layers of an 8B for a
+TPU takes more than a minute. Methods share the first program, and the second as far as they tap the same layers' inputs
+or none.
 """
 
 import dataclasses
@@ -61,13 +62,14 @@ def _read_chunk(drafter: Drafter, models: Models, state: DecodeState, chunk: int
     """Reads one chunk."""
     target, taps = models.target, drafter.taps(models)
     x = embed_chunk(target.embedding, state.tokens, at, chunk=chunk)
-    inputs: list[Array] = []
+    inputs = dict[int, Array]()  # of the tapped layers
     cache: list[kv.KV] = []
     for group in groups(target.config.num_layers):
-        layers, rows = target.layers[group], state.cache[group]
-        inputs.append(x)
-        x, between, rows = run_group(layers, rows, x, at, config=target.config, keep_inputs=keeps_inputs(layers, taps))
-        inputs += between
+        layers, first = target.layers[group], x
+        keep = needs_inputs(layers, taps)
+        x, others, rows = run_group(layers, state.cache[group], first, at, config=target.config, keep_inputs=keep)
+        several = zip(range(group.start, group.stop), (first, *others), strict=False)
+        inputs |= {layer: each for layer, each in several if layer in taps}
         cache += rows
     tapped = tuple(inputs[tap] for tap in taps)
     after = end_chunk(models, dataclasses.replace(state, cache=()), x, tapped, at, drafter=drafter)
@@ -75,24 +77,26 @@ def _read_chunk(drafter: Drafter, models: Models, state: DecodeState, chunk: int
 
 
 def groups(num_layers: int) -> list[slice]:
-    """The layers in groups of equal size, the largest that divides their number and is not above the device's."""
+    """Equal groups of layers: the largest size that divides their number and is at most `layers_together()`."""
     size = max(size for size in range(1, layers_together() + 1) if num_layers % size == 0)
     return [slice(begin, begin + size) for begin in range(0, num_layers, size)]
 
 
-def keeps_inputs(layers: Sequence[Layer], taps: Sequence[int]) -> bool:
+def needs_inputs(layers: Sequence[Layer], taps: Sequence[int]) -> bool:
     """Whether the program of a group returns what its layers read; the first layer's input is there already."""
     return bool(taps) and len(layers) > 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A program of prefill, with abstract arguments.
+    """A program of prefill.
 
     Attributes:
-        name: of the program.
+        name: what the program does, in a word.
+        program: a jitted function.
+        arguments: its arguments; arrays may be abstract.
         settings: its static arguments.
-        times: how often a chunk calls it.
+        times: number of calls for a chunk.
     """
 
     name: str
@@ -110,14 +114,14 @@ def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> I
     yield Step("embedding", embed_chunk, (target.embedding, state.tokens, at), {"chunk": chunk})
     each = groups(target.config.num_layers)
     layers = target.layers[each[0]]
-    settings = {"config": target.config, "keep_inputs": keeps_inputs(layers, taps)}
+    settings = {"config": target.config, "keep_inputs": needs_inputs(layers, taps)}
     yield Step("layers", run_group, (layers, state.cache[each[0]], stream, at), settings, len(each))
     ending = (models, _bare(state), stream, (stream,) * len(taps), at)
     yield Step("end", end_chunk, ending, {"drafter": drafter})
 
 
 def _bare(state: DecodeState) -> DecodeState:
-    """The part of an abstract state that the last program has."""
+    """The abstract state that `end_chunk` takes."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     put = lambda path, leaf: jax.ShapeDtypeStruct(
         leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type
@@ -127,7 +131,7 @@ def _bare(state: DecodeState) -> DecodeState:
 
 
 def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    """An abstract residual stream, beside an abstract state."""
+    """An abstract residual stream, on the devices of an abstract state."""
     place = state.length.sharding
     if isinstance(place, jax.sharding.NamedSharding):
         place = sharding.named_sharding(place.mesh, STREAM, shape)
@@ -166,13 +170,13 @@ def run_group(
     config: LlamaConfig,
     keep_inputs: bool,
 ) -> tuple[Float[Array, "B T D"], Taps, tuple[kv.KV, ...]]:
-    """The residual stream of a chunk after some layers, before each but the first if wanted, and their caches."""
+    """Runs some layers. Returns their output, the inputs of all but the first if wanted, and their caches."""
     batch, chunk, _ = x.shape
     start = jnp.full((batch,), at)
     seen = visible(causal_mask(batch, chunk), start, kv.capacity(cache))
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
     x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_cache(seen, cache))
-    # The bits of an absolute value are a non-negative integer.
+    # The cache is written after all layers have read it. The bits of an absolute value are a non-negative integer.
     after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
     return x, tuple(inputs[1:]) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
 
@@ -187,7 +191,7 @@ def end_chunk(
     *,
     drafter: Drafter,
 ) -> DecodeState:
-    """The state after a chunk, but for the caches: the first tokens of the prompts that end in it, and the drafter's.
+    """Updates the state, which has no caches here, after a chunk: first tokens of prompts that end in it, and drafter.
 
     Args:
         x: the residual stream after the last layer.

@@ -185,7 +185,7 @@ def decode(
 
     Args:
         rounds: most rounds of one call of the loop.
-        silent: as for `Session.compile`.
+        silent: as for `Session.finish_compiling`.
 
     Yields:
         Before each call of the loop, and at the end: (index of the request, result) of the texts that are finished
@@ -197,7 +197,7 @@ def decode(
         ended = [row for row in session.texts if session.done[row]]
         found = [text_of_row(session, row, stops) for row in ended]
         yield [(session.release(row).place, result) for row, result in zip(ended, found, strict=True)]
-        session.compile(silent=silent)
+        session.finish_compiling(silent=silent)
         queue.fill()
         if not session.texts and queue.chunks_left:
             queue.read_chunk()
@@ -211,8 +211,8 @@ def decode(
 def snapshots(session: Session, stops: StopStrings, rounds: int) -> Iterator[tuple[Generation, bool]]:
     """Decodes a new session of one request. Yields its result so far, every `rounds` rounds, and whether it is final.
 
-    The first one has the token from prefill. The loop may still be compiled then, which stderr tells before, so that no
-    progress is shown in the middle of the text.
+    The first one has the token from prefill. The loop may still be compiled then, which is printed before on stderr, so
+    that no progress is shown in the middle of the text.
     """
     session.announce()
     for ended in decode(PrefillQueue(session), stops, rounds, silent=True):

@@ -61,39 +61,49 @@ class Program:
         """Reads the prompts from `begin` to `end`, in chunks."""
         return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
-    def compilations(self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = ()) -> Jobs:
-        """Functions that compile the programs which these requests need, on the current mesh: first those of prefill.
+    def first_shapes(
+        self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
+    ) -> tuple[int, int]:
+        """Tokens per chunk of prefill, and length of the first cache, at least `least`.
 
         Args:
             later: requests that will refill rows of the first ones.
         """
-        everybody = [*requests, *later]
         chunk, cache_len = shapes(self.spec, requests)
-        if later:
-            cache_len = cache_len_for_all(self.spec, requests, later)
+        return chunk, max(least, cache_len_for_all(self.spec, requests, later) if later else cache_len)
+
+    def compilations(
+        self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = (), least: int = 0
+    ) -> Jobs:
+        """Functions that compile the programs which these requests need, on the current mesh: first those of prefill.
+
+        If the cache must grow later, the loop is compiled again. The arguments are those of `first_shapes`.
+        """
+        everybody = [*requests, *later]
+        chunk, cache_len = self.first_shapes(requests, later, least)
         whole = self._abstract(padded(requests), eos, cache_len, everybody)
         loop = self._key(LOOP_NAME, self.spec, whole)
         found: Jobs = {
-            **self._reading(whole, chunk),
+            **self._prefill_jobs(whole, chunk),
             loop: lambda: LOOP.lower(self.spec, self.models, whole, np.int32(0), np.int32(0)).compile(),
         }
         if later:
             chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
             one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
             for each in chunks:
-                found |= self._reading(one, each)
+                found |= self._prefill_jobs(one, each)
         return found
 
-    def shape(self, requests: Sequence[Request], later: Sequence[Request] = ()) -> tuple[Any, ...]:
-        """What decides which programs `compilations` gives, as long as the weights exist: a key for `ready`."""
-        everybody, first = [*requests, *later], shapes(self.spec, requests)
-        after = (cache_len_for_all(self.spec, requests, later), *shapes_ahead(self.spec, everybody, len(requests)))
+    def ready_key(self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0) -> tuple[Any, ...]:
+        """A key for `compilation.ready` of all programs of `compilations`, faster to compute than theirs."""
+        everybody = [*requests, *later]
+        ahead = shapes_ahead(self.spec, everybody, len(requests)) if later else None
         truncated = (any(r.sampling.top_k for r in everybody), any(r.sampling.top_p < 1 for r in everybody))
-        weights = (id(self.models.target), id(self.models.draft))
-        return (self.spec, weights, len(requests), first, after if later else None, truncated)
+        weights = (id(self.models.target), id(self.models.draft), id(self.models.control))
+        return (self.spec, weights, len(requests), self.first_shapes(requests, later, least), ahead, truncated)
 
-    def _reading(self, state: DecodeState, chunk: int) -> Jobs:
-        """Functions that compile the programs of prefill. Only the last one depends on the drafter."""
+    def _prefill_jobs(self, state: DecodeState, chunk: int) -> Jobs:
+        """Functions that compile the programs of prefill. Only the last one has the drafter's weights."""
         lower = lambda step: step.program.lower(*step.arguments, **step.settings)
         found: Jobs = {}
         for step in steps(self.spec.drafter, self.models, state, chunk):
@@ -112,7 +122,7 @@ class Program:
         return on_device(state, self.device) if mesh.empty else place_state(state, mesh)
 
     def _key(self, name: str, settings: Any, state: DecodeState, of_drafter: bool = True) -> tuple[Any, ...]:
-        """The key of a program: its name, and all that its compilation depends on. Methods can share a program."""
+        """The key of a program: its name, settings, and the shapes of its arrays. Methods can share a program."""
         models = self.models if of_drafter else self.models.target
         arrays = (models, state if of_drafter else (state.tokens, state.cache))
         shapes = str([(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays)])
@@ -136,16 +146,16 @@ class Program:
 
 
 def label_of(key: tuple[Any, ...]) -> str:
-    """What stderr calls a program of `Jobs`."""
+    """The name on stderr of a program of `Jobs`."""
     return key[0]
 
 
 def compilations(
-    model: Checkpoint, program: Program, requests: Sequence[Request], later: Sequence[Request] = ()
+    model: Checkpoint, program: Program, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
 ) -> Jobs:
     """`Program.compilations`, in the context of the model."""
     with model.context():
-        found = program.compilations(requests, model.config.eos, later)
+        found = program.compilations(requests, model.config.eos, later, least)
 
     def compile_one(job: Callable[[], Any]) -> Any:
         with model.context():

@@ -12,7 +12,6 @@ import numpy as np
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import insert, padded, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
-from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import LOOP_NAME, Jobs, Program, compilations, label_of
@@ -74,28 +73,30 @@ class Session:
         compilation.make_room_for_more()
         self.model, self.program, self.requests = model, program, [*requests, *later]
         with model.context():
-            self._shape, self._compiling, jobs = program.shape(requests, later), None, Jobs()
-            if self._shape not in compilation.ready:
-                jobs = compilations(model, program, requests, later)
+            least = 0 if memory is None else memory.cache_len
+            chunk, self.cache_len = program.first_shapes(requests, later, least)
+            self._key, self._compiling = program.ready_key(requests, later, least), None
+            jobs = Jobs() if self._key in compilation.ready else compilations(model, program, requests, later, least)
+            if jobs:
                 self._compiling = Compilations(jobs, label_of, repr)
-            chunk, self.cache_len = shapes(program.spec, requests)
-            if later:
-                self.cache_len = cache_len_for_all(program.spec, requests, later)
-            if memory is not None:
-                self.cache_len = max(self.cache_len, memory.cache_len)
-            state = program.start(padded(requests), model.config.eos, self.cache_len, self.requests)
-            if learnt is not None:
-                state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
-            jax.block_until_ready(state.length)
-            if self._compiling is not None:
-                self._compiling.wait(list(itertools.takewhile(lambda key: key[0] != LOOP_NAME, jobs)))
-            began = time.perf_counter()
-            self.state: DecodeState = (
-                program.prefill(state, chunk)
-                if memory is None
-                else memory.prefill(program, state, requests[0].tokens, chunk)
-            )
-            jax.block_until_ready(self.state.length)
+            try:
+                state = program.start(padded(requests), model.config.eos, self.cache_len, self.requests)
+                if learnt is not None:
+                    state = dataclasses.replace(state, controller=restore_controller(state.controller, learnt))
+                jax.block_until_ready(state.length)
+                if self._compiling is not None:
+                    self._compiling.wait(list(itertools.takewhile(lambda key: key[0] != LOOP_NAME, jobs)))
+                began = time.perf_counter()
+                self.state: DecodeState = (
+                    program.prefill(state, chunk)
+                    if memory is None
+                    else memory.prefill(program, state, requests[0].tokens, chunk)
+                )
+                jax.block_until_ready(self.state.length)
+            except BaseException:
+                if self._compiling is not None:
+                    self._compiling.cancel()
+                raise
         self.prefill_seconds, self.decode_seconds = time.perf_counter() - began, 0.0
         self.texts = {row: Text(row, request, 0, self.prefill_seconds, 0.0) for row, request in enumerate(requests)}
         self._look()
@@ -105,15 +106,15 @@ class Session:
         """Whether every row is finished."""
         return bool(self.done.all())
 
-    def compile(self, *, silent: bool = False) -> None:
-        """Waits until all programs are compiled, which began with the session. If `silent`, no progress is shown."""
+    def finish_compiling(self, *, silent: bool = False) -> None:
+        """Waits for the compilations that the constructor began. If `silent`, no progress is shown."""
         if self._compiling is not None:
             self._compiling.wait(show=not silent)
             self._compiling = None
-            compilation.ready.add(self._shape)
+            compilation.ready.add(self._key)
 
     def announce(self) -> None:
-        """Tells on stderr what is still compiled, in a line of its own."""
+        """If something still compiles after a second, prints its name on stderr."""
         if self._compiling is not None:
             self._compiling.announce()
 
@@ -122,7 +123,7 @@ class Session:
 
         If `more` is None it continues until all rows are finished.
         """
-        self.compile()
+        self.finish_compiling()
         enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():
             if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.cache_len:

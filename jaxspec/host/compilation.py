@@ -24,11 +24,14 @@ _COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also af
 
 
 ready: set[tuple[Any, ...]] = set()
-"""Keys of programs that are compiled and in memory, so that nobody looks for them again."""
+"""`Program.ready_key` of each set of programs that is compiled and in memory."""
 
 
 def keep_compilations() -> Path | None:
-    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off)."""
+    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off).
+
+    Returns its folder; None if nothing is kept.
+    """
     config: Any = jax.config  # its options are made at run time
     if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
         place = cache_folder() / "compiled"
@@ -38,7 +41,8 @@ def keep_compilations() -> Path | None:
             return None
         config.update("jax_compilation_cache_dir", str(place))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    return Path(config.jax_compilation_cache_dir) if config.jax_compilation_cache_dir else None
+    folder = config.jax_compilation_cache_dir if config.jax_enable_compilation_cache else None
+    return Path(folder) if folder else None
 
 
 def make_room(share: float = 0.9) -> None:
@@ -84,16 +88,15 @@ _compiling: set[int] = set()  # threads
 
 
 class Compilations(Generic[Name]):
-    """Functions that compile some programs, two at a time and in this order, in threads of their own.
+    """Runs functions that compile programs, two at a time and in this order, in threads of its own.
 
-    One at a time if there are several processes, which must all run them in the same order. JAX's settings, such as the
-    precision of products, are those of a thread: each function has to make them.
+    With several processes one at a time, so that all compile in the same order. JAX's settings, such as the precision
+    of products, are thread-local: each function must set them.
 
     Args:
         programs: a name and a function for each.
-        label: what stderr calls a program.
-        key: identifies a program in later processes, to which stderr then gives the time that it took this time. None:
-            no times are kept.
+        label: a program's name on stderr.
+        key: a program's key in the file of compile times, which later processes show. None: no times are kept.
     """
 
     def __init__(
@@ -127,22 +130,26 @@ class Compilations(Generic[Name]):
                         if left and shown.due():
                             shown.show(shown.done, self._remark(name_of[left[0]]))
         except BaseException:  # Ctrl-C, or the end of a terminated command
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self.cancel()
             raise
         found = {name: future.result() for name, future in wanted.items()}
         if names is None:
             self._times.store()
         return found
 
+    def cancel(self) -> None:
+        """Cancels the compilations that have not begun."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def announce(self) -> None:
-        """If some programs take longer than a second, names the first of them on stderr."""
+        """If some programs still compile after a second, prints the first one's name on stderr."""
         _, waiting = wait(self._running.values(), PATIENCE)
         if names := [name for name, future in self._running.items() if future in waiting]:
             say(f"compiling the {self._remark(names[0])}")
 
     def _remark(self, name: Name) -> str:
         before = self._times.before(name)
-        return self._label(name) + ("" if before is None else f" (last time {before:.0f} s)")
+        return self._label(name) + ("" if before is None else f" (took {before:.0f} s before)")
 
     def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
         began = time.perf_counter()
@@ -177,14 +184,16 @@ class CompileTimes:
         self.took: dict[Any, float] = {}
 
     def before(self, name: Any) -> float | None:
-        """The seconds of an earlier process; None if there is none."""
+        """The most seconds of an earlier process, which may have read the program from disk; None if there is none."""
         return self._read().get(self._keys.get(name, ""))
 
     def store(self) -> None:
         """Adds the times of this process that are worth a remark."""
         lasting = {self._keys[name]: took for name, took in self.took.items() if name in self._keys and took > PATIENCE}
         if lasting and jax.process_index() == 0:
-            newest = dict(list({**self._read(), **lasting}.items())[-MOST_TIMES:])
+            known = self._read()
+            longest = {key: max(took, known.pop(key, 0.0)) for key, took in lasting.items()}
+            newest = dict([*known.items(), *longest.items()][-MOST_TIMES:])
             with contextlib.suppress(OSError):  # a read-only home
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(self._path, json.dumps(newest))

@@ -137,7 +137,7 @@ class Bench(Comparison):
     batch_sizes: tuple[int, ...] = ()
     """Run once with each of these batch sizes. Output files are named like OUT.b4.json."""
     prices: bool | None = None
-    """Time the pieces of a round after the questions, for the modelled speedup and the breakdown of the time. This
+    """After the questions, time the parts of a round, for the modelled speedup and the breakdown of the time. This
     compiles further programs. Default: only with --json."""
     report: Path | None = None
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
@@ -242,9 +242,10 @@ class Warmup:
 
     For example: jaxspec warmup --target tinyllama --methods dflash plain --prompt-tokens 100 1000 --max-new-tokens 256
 
-    Programs depend on the device, the mesh, the batch size, the lengths, and on whether text is sampled. Lengths are
-    rounded up, so a few of them are enough. On a pod, run it on all hosts with the --mesh of the later command. If
-    there are more prompts than rows, two more programs are compiled later: their shapes depend on all prompts.
+    Programs depend on the device, the mesh, the batch size, the lengths and the sampling options. Lengths are rounded
+    up, so a few of them are enough. On a pod, run it on every host with the same --mesh and a cache folder that all
+    hosts see (JAXSPEC_CACHE): JAX writes it from the first process only. With more prompts than rows, shapes depend on
+    all prompts, so further programs are compiled later.
     """
 
     target: shared.Target
@@ -286,7 +287,7 @@ class Verify:
     only: str | None = None
     """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
     greedy: bool = False
-    """Check greedy texts only: no sampled texts and no distributions."""
+    """Check greedy texts only."""
     prompts: Path = Path("builtin")
     """File of questions, as in `bench`. Half of the prompts are pieces of these questions, the others random tokens."""
     dtype: shared.Dtype = None

@@ -100,7 +100,7 @@ class TestGenerate:
         one = Engine(model, "ngram+chain,length=1")
         session = one.session(one.requests(["abcabc"], max_new_tokens=9))
         assert read.is_set()
-        session.compile()
+        session.finish_compiling()
 
     def test_the_batch_does_not_show(self, engine):
         settings = {"max_new_tokens": 20, "temperature": [0.0, 0.8, 1.2], "top_p": 0.9, "top_k": [0, 5, 0], "seed": 3}
