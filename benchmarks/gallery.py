@@ -1,4 +1,10 @@
-"""Draws pictures of docs/measuring.md from results of `jaxspec bench --json`; benchmarks/README.md has the commands.
+"""Draws pictures of docs/measuring.md from results of `jaxspec bench`:
+
+    jaxspec bench --target builtin --prompts builtin --limit 8 --repeats 2 --json six.json --methods plain \
+        ngram+chain eagle+chain edd+chain,length=4 edd,history=5+chain,length=6 eagle+eagle2
+    jaxspec bench --target builtin --prompts builtin --limit 8 --repeats 1 --no-prices --max-new-tokens 64 \
+        --methods plain eagle+eagle2,total=12,depth=5,width=4 --json small.json
+    python benchmarks/gallery.py six.json --trees small.json
 
 `report.png` shows its report's overview and figures, `trees.png` the least repetitive text and a draft tree there, and
 `plan.svg` a plan for eight A100s. The first two need Chromium and Pillow.

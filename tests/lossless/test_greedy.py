@@ -68,7 +68,7 @@ def test_every_size_of_verification_that_a_cpu_has(target, prompts, plain):
     spec = parse_method("eagle+pruned,width=3,depth=4,leaf=0.02,cost=0.1,total=12").speculation(
         greedy=True, tree_sizes=(1, 2, 4, 6, 8, 16, 32, 64)
     )
-    assert spec.verify_sizes == (1, 2, 4, 6, 12)
+    assert spec.verify_sizes == (1, 2, 4, 6, 8, 12)
     check_texts(spec, target, requests(prompts, NEW), plain)
 
 
