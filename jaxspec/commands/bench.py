@@ -1,5 +1,6 @@
 """`jaxspec bench`: runs the benchmark, reads the shape for a simulation, and writes the report."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from jaxspec.report import page
 def run(settings: Bench) -> None:
     """Runs the benchmark, and writes the report if --report is given."""
     if settings.report is not None:
-        if settings.json is None:
+        if settings.json is None and settings.simulate is None:
             raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")
         check_folder(settings.report)
+    if settings.json is None and settings.simulate is None:
+        settings = dataclasses.replace(settings, prices=False)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))
     written = bench.run(settings, shape)
     if settings.report is not None and is_first():

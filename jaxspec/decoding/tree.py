@@ -158,8 +158,8 @@ def path_to(tree: DraftTree, node: Int[Array, " B"], length: int) -> Int[Array, 
 
 
 def sizes_up_to(size: int, steps: Sequence[int]) -> tuple[int, ...]:
-    """Tree sizes to compile verification for: `size`, and those of `steps` that are at most 2/3 of it."""
-    return (*(step for step in steps if step * 3 <= size * 2), size)
+    """Tree sizes to compile verification for: `size`, and those of `steps` that are at most 3/4 of it."""
+    return (*(s for s in steps if s * 4 <= size * 3), size)
 
 
 def smallest_size(tree: DraftTree, offered: tuple[int, ...]) -> Int[Array, ""]:

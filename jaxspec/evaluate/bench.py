@@ -65,7 +65,6 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
 def conditions(settings: Bench) -> list[Bench]:
     """The settings of one run for each temperature and batch size, each with its own result file."""
     found: list[Bench] = []
-    prices = settings.json is not None if settings.prices is None else settings.prices
     for temperature in settings.temperatures or (settings.sampling.temperature,):
         for batch_size in settings.batch_sizes or (settings.batch_size,):
             out = settings.json
@@ -74,7 +73,7 @@ def conditions(settings: Bench) -> list[Bench]:
                 size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
                 out = out.with_suffix(f"{heat}{size}{out.suffix}")
             sampling = dataclasses.replace(settings.sampling, temperature=temperature)
-            one = {"sampling": sampling, "batch_size": batch_size, "json": out, "prices": prices}
+            one = {"sampling": sampling, "batch_size": batch_size, "json": out}
             found.append(dataclasses.replace(settings, **one, temperatures=(), batch_sizes=()))
     return found
 

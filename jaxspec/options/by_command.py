@@ -136,9 +136,9 @@ class Bench(Comparison):
     """Run once at each of these temperatures. The first run writes OUT.json, the others OUT.t0.8.json and so on."""
     batch_sizes: tuple[int, ...] = ()
     """Run once with each of these batch sizes. Output files are named like OUT.b4.json."""
-    prices: bool | None = None
+    prices: bool = True
     """After the questions, time the parts of a round, for the modelled speedup and the breakdown of the time. This
-    compiles further programs. Default: only with --json."""
+    compiles further programs, so it is done with --json only."""
     report: Path | None = None
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
     simulate: str | None = None
