@@ -2,8 +2,8 @@
 
 The host calls three programs for each chunk: one embeds its tokens, one runs a group of layers and is called for every
 group, and one does the rest. All groups have the same compiled program, because compiling all 32 layers of an 8B for a
-TPU takes more than a minute. Methods share the first program, and the second as far as they tap the same layers' inputs
-or none.
+TPU takes more than a minute. All methods share the first program. They share the second too, except that a group of
+several layers has another one for drafters that read layers' inputs.
 """
 
 import dataclasses
@@ -38,13 +38,15 @@ FIRST_TOKEN = "first"
 Taps = tuple[Float[Array, "B T D"], ...]
 
 
-def prefill(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> DecodeState:
+def prefill(
+    drafter: Drafter, models: Models, state: DecodeState, chunk: int, longest: int | None = None
+) -> DecodeState:
     """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
 
     Prompts may have different lengths. The cache needs rows for the longest prompt, rounded up to whole chunks, and
-    `margin` further rows.
+    `margin` further rows. `longest` is the length of the longest prompt; None: it is fetched from the device.
     """
-    return read(drafter, models, state, chunk, 0, int(fetch(state.length).max()))
+    return read(drafter, models, state, chunk, 0, int(fetch(state.length).max()) if longest is None else longest)
 
 
 def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:

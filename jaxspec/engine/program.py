@@ -14,7 +14,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import IDLE, data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import on_device, prefill, read, steps
+from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
@@ -53,9 +53,9 @@ class Program:
         """The sharding of arrays on the target's device, if there is only one device."""
         return self.models.target.norm.scale[...].sharding
 
-    def prefill(self, state: DecodeState, chunk: int) -> DecodeState:
-        """Reads the prompts, and commits the first token of each."""
-        return prefill(self.spec.drafter, self.models, state, chunk)
+    def prefill(self, state: DecodeState, chunk: int, longest: int | None = None) -> DecodeState:
+        """Reads the prompts, of which the longest has `longest` tokens, and commits the first token of each."""
+        return prefill(self.spec.drafter, self.models, state, chunk, longest)
 
     def read(self, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
         """Reads the prompts from `begin` to `end`, in chunks."""
@@ -104,13 +104,15 @@ class Program:
 
     def _prefill_jobs(self, state: DecodeState, chunk: int) -> Jobs:
         """Functions that compile the programs of prefill. Only the last one has the drafter's weights."""
-        lower = lambda step: step.program.lower(*step.arguments, **step.settings)
+
+        def compile_step(step: Step) -> Any:
+            return step.program.lower(*step.arguments, **step.settings).compile()
+
         found: Jobs = {}
         for step in steps(self.spec.drafter, self.models, state, chunk):
             of = (*step.settings.values(), chunk)
-            found[self._key(f"prefill ({step.name})", of, state, "drafter" in step.settings)] = lambda step=step: lower(
-                step
-            ).compile()
+            key = self._key(f"prefill ({step.name})", of, state, "drafter" in step.settings)
+            found[key] = partial(compile_step, step)
         return found
 
     def _abstract(

@@ -88,7 +88,7 @@ class Session:
                     self._compiling.wait(list(itertools.takewhile(lambda key: key[0] != LOOP_NAME, jobs)))
                 began = time.perf_counter()
                 self.state: DecodeState = (
-                    program.prefill(state, chunk)
+                    program.prefill(state, chunk, max(len(request.tokens) for request in requests))
                     if memory is None
                     else memory.prefill(program, state, requests[0].tokens, chunk)
                 )

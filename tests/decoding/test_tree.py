@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.tree import NO_PARENT, DraftTree, Selection
+from jaxspec.methods.method import parse_method
 from jaxspec.rules.greedy import follow
 
 SIZE = 7
@@ -125,6 +126,10 @@ def test_sizes_leave_out_what_saves_little():
     assert trees.sizes_up_to(26, (8, 16, 32)) == (8, 16, 26)
     assert trees.sizes_up_to(1, (1, 2)) == (1,)
     assert trees.sizes_up_to(9, ()) == (9,)
+    chain = parse_method("ngram+chain,length=4")  # drafts whole chains or nothing
+    assert chain.speculation(greedy=True, tree_sizes=(1, 2, 4)).verify_sizes == (1, 5)
+    stops = parse_method("ngram+chain,length=4+beta-ts")
+    assert stops.speculation(greedy=True, tree_sizes=(1, 2, 4)).verify_sizes == (1, 2, 5)
 
 
 def test_one_node_is_put_where_several_would_be():

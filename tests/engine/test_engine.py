@@ -84,7 +84,7 @@ class TestGenerate:
             jax.monitoring.unregister_event_duration_listener(listen)
 
     def test_prompts_are_read_while_the_loop_is_compiled(self, model, monkeypatch):
-        read, prefill = threading.Event(), Program.prefill
+        read, whole = threading.Event(), Program.prefill
 
         class Loop:
             def lower(self, *given: Any) -> Any:
@@ -93,7 +93,7 @@ class TestGenerate:
 
         def watched(*given: Any) -> Any:
             read.set()
-            return prefill(*given)
+            return whole(*given)
 
         monkeypatch.setattr(program, "LOOP", Loop())
         monkeypatch.setattr(Program, "prefill", watched)
