@@ -3,7 +3,7 @@
 import sys
 
 import jaxspec
-from jaxspec.commands.console import carry_out, parse, run
+from jaxspec.commands.console import carry_out, run
 from jaxspec.options import by_command as options
 
 COMMANDS = {
@@ -21,6 +21,10 @@ COMMANDS = {
     "env": (options.Env, "commands.env.run"),
     "demo": (options.Demo, "commands.demo.run"),
 }
+INSTEAD = {  # by command and option: options that take no others of their command, not even needed ones
+    ("bench", "--compare"): (options.Compare, "evaluate.comparison.run"),
+    ("eval", "--merge"): (options.Merge, "evaluate.evaluation.merge"),
+}
 
 
 def main() -> None:
@@ -28,16 +32,9 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"jaxspec {jaxspec.__version__}")
         return
-    if sys.argv[1:2] == ["bench"] and "--compare" in sys.argv:  # which takes no other options, not even needed ones
-        run(compare)
-    run(lambda: carry_out("jaxspec", "Fast text from LLaMA models by lossless speculative decoding.", COMMANDS))
-
-
-def compare() -> None:
-    """`jaxspec bench --compare`."""
-    from jaxspec.evaluate import comparison
-
-    comparison.run(parse(options.Compare, "jaxspec bench", sys.argv[2:]))
+    chosen = {name: kind for (name, option), kind in INSTEAD.items() if option in sys.argv and name == sys.argv[1]}
+    commands = COMMANDS | chosen
+    run(lambda: carry_out("jaxspec", "Fast text from LLaMA models by lossless speculative decoding.", commands))
 
 
 if __name__ == "__main__":

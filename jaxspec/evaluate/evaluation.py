@@ -4,6 +4,7 @@ the end. `OUT.json` holds the settings from the start, to recognise a killed run
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -19,14 +20,41 @@ from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.run_description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
-from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.atomic import check_folder, check_new, write_whole
 from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
-from jaxspec.options.by_command import Eval
+from jaxspec.options.by_command import Eval, Merge
 
 Asked = tuple[int, int]  # numbers of a question, and of its answer (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line
+OF_MACHINES = (
+    "target",
+    "prompts",
+    "shard",
+)  # settings that may differ: machines have paths of their own, and hashes decide
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """The questions `number - 1`, `number - 1 + count`, … of an evaluation; `number` is from 1 to `count`."""
+
+    number: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.count}"
+
+    def has(self, question: int) -> bool:
+        return question % self.count == self.number - 1
+
+
+def parse_shard(text: str) -> Shard:
+    """Reads I/N. Raises ValueError for other text, and unless I is from 1 to N."""
+    found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise ValueError(f"--shard must be I/N with I from 1 to N, such as 1/4, not {text!r}")
+    return Shard(int(found[1]), int(found[2]))
 
 
 def run(settings: Eval) -> None:
@@ -36,10 +64,11 @@ def run(settings: Eval) -> None:
     plan = Workload.of(settings)
     together = min(settings.batch_size, len(plan.questions) * settings.samples)
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
+    ours = numbers_of(plan, settings.shard)
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     if settings.method is None:
         say(f"method: {engine.method}")
-    numbers = asked_numbers(plan, engine, settings.skip_long)
+    numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
     about, out = describe_eval(settings, plan, engine), settings.out
     lines = [] if out is None else broadcast_from_first(lambda: resume(out, about))
@@ -61,17 +90,30 @@ def run(settings: Eval) -> None:
     found = {
         "device": environment.device(),
         "versions": environment.versions(),
-        "left_out": len(plan.questions) - len(numbers),
+        "left_out": len(ours) - len(numbers),
         **summary(lines, lines[len(done) :], seconds),
     }
     if out is not None:
-        lines.sort(key=asked_of)
-        write_whole(out, "".join(map(to_line, lines)))
-        write_whole(out.with_suffix(".json"), to_json(about | found))
-        if plan.questions[0].suite == quality.CODE:
-            texts = ((line["question_id"], line["turns"][0]["text"]) for line in lines)
-            write_whole(out.with_suffix(".samples.jsonl"), quality.samples(texts))
+        write(out, lines, about, found)
     show(found)
+
+
+def numbers_of(plan: Workload, shard: str | None) -> range:
+    """The numbers of the questions of a shard; all without one. Raises ValueError if there are fewer than shards."""
+    total, part = len(plan.questions), parse_shard(shard or "1/1")
+    if part.count > total:
+        raise ValueError(f"--shard {shard} splits {total} questions into more shards than there are")
+    return range(part.number - 1, total, part.count)
+
+
+def write(out: Path, lines: list[dict[str, Any]], about: dict[str, Any], found: dict[str, Any]) -> None:
+    """Writes the sorted answers, the results, and for HumanEval the scorer's input."""
+    lines.sort(key=asked_of)
+    write_whole(out, "".join(map(to_line, lines)))
+    write_whole(out.with_suffix(".json"), to_json(about | found))
+    if about["settings"]["suite"] == quality.CODE:
+        texts = ((line["question_id"], line["turns"][0]["text"]) for line in lines)
+        write_whole(out.with_suffix(".samples.jsonl"), quality.samples(texts))
 
 
 def check(settings: Eval) -> None:
@@ -81,10 +123,17 @@ def check(settings: Eval) -> None:
         raise ValueError(
             "at temperature 0 all answers to a question are equal: --samples needs a --temperature above 0"
         )
+    if settings.shard is not None and settings.keep_state:
+        raise ValueError("with --keep-state an answer's rounds depend on earlier questions, so leave out --shard")
     if settings.out is not None:
-        check_folder(settings.out)
-        if settings.out.suffix != ".jsonl":
-            raise ValueError(f"--out must name a .jsonl file, such as {settings.out.with_suffix('.jsonl')}")
+        check_out(settings.out)
+
+
+def check_out(out: Path) -> None:
+    """Raises ValueError unless answers can be written to this file, and results beside it."""
+    check_folder(out)
+    if out.suffix != ".jsonl":
+        raise ValueError(f"--out must name a .jsonl file, such as {out.with_suffix('.jsonl')}")
 
 
 def asked_numbers(plan: Workload, engine: Engine, skip_long: bool) -> list[int]:
@@ -199,3 +248,86 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
                 "choose another --out"
             )
     return lines
+
+
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """The results of a finished shard: its file of answers, and what the file beside it holds."""
+
+    file: Path
+    shard: Shard
+    settings: dict[str, Any]
+    found: dict[str, Any]
+    lines: list[dict[str, Any]]
+
+
+def merge(settings: Merge) -> None:
+    """Writes the answers of all shards, as one machine would have, with their results, and prints these.
+
+    Raises ValueError if a shard is missing, given twice, not finished, or belongs to another evaluation.
+    """
+    out = settings.out
+    check_out(out)
+    for file in (out, out.with_suffix(".json")):
+        check_new(file)
+    shards = [read_shard(file) for file in settings.merge]
+    check_one_evaluation(shards)
+    shards.sort(key=lambda each: each.shard.number)
+    lines = [line for each in shards for line in each.lines]
+    found = {**places(shards), **summary(lines, [], 0.0), **times(shards)}
+    write(out, lines, {"settings": {**shards[0].settings, "shard": None}}, found)
+    show(found)
+
+
+def read_shard(file: Path) -> Finished:
+    """The results in a shard's file of answers and in the one beside it. Raises ValueError as `merge`."""
+    beside = file.with_suffix(".json")
+    try:
+        values = json.loads(beside.read_text(encoding="utf-8"))
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        settings, asked = values["settings"], list(map(asked_of, lines))
+        shard = None if settings["shard"] is None else parse_shard(settings["shard"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} and {beside.name} beside it are not results of `jaxspec eval --shard`") from error
+    if shard is None:
+        raise ValueError(f"{file} holds the answers of a whole evaluation and not of a shard; leave it out")
+    if "answers" not in values:
+        raise ValueError(f"shard {shard} in {file} is not finished; run its command again")
+    wrong = not all(shard.has(number) for number, _ in asked)
+    if wrong or len(set(asked)) != values["answers"] or len(asked) != values["answers"]:
+        raise ValueError(f"{file} was changed: its answers are not those of shard {shard}; run its command again")
+    return Finished(file, shard, settings, values, lines)
+
+
+def check_one_evaluation(shards: Sequence[Finished]) -> None:
+    """Raises ValueError unless the shards are all those of one evaluation, each once."""
+    first, by_number = shards[0], dict[int, Finished]()
+    for each in shards:
+        if each.shard.count != first.shard.count:
+            raise ValueError(f"{first.file} is shard {first.shard}, and {each.file} is shard {each.shard}")
+        if (other := by_number.setdefault(each.shard.number, each)) is not each:
+            raise ValueError(f"{other.file} and {each.file} are both shard {each.shard}; name one of them")
+        for name in sorted((first.settings.keys() | each.settings.keys()) - {*OF_MACHINES}):
+            if (ours := first.settings.get(name)) != (theirs := each.settings.get(name)):
+                raise ValueError(
+                    f"{first.file} and {each.file} are of different evaluations: {name} is {ours} there and {theirs} "
+                    "here"
+                )
+    if missing := [number for number in range(1, first.shard.count + 1) if number not in by_number]:
+        raise ValueError(f"shard {Shard(missing[0], first.shard.count)} is missing: name the files of all shards")
+
+
+def places(shards: Sequence[Finished]) -> dict[str, Any]:
+    """Where the shards ran; several values of a key are joined by commas."""
+    of = lambda name: ", ".join(dict.fromkeys(each.found["versions"].get(name, "") for each in shards))
+    return {
+        "device": ", ".join(dict.fromkeys(each.found["device"] for each in shards)),
+        "versions": {name: of(name) for name in shards[0].found["versions"]},
+        "left_out": sum(each.found["left_out"] for each in shards),
+    }
+
+
+def times(shards: Sequence[Finished]) -> Mapping[str, Any]:
+    """The seconds of all machines together, and the mean speed of one."""
+    tokens, seconds = (sum(each.found[name] for each in shards) for name in ("timed_tokens", "seconds"))
+    return {"timed_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else None}

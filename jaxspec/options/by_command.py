@@ -155,6 +155,8 @@ class Eval(Answers):
     When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, in order
     of completion, and is sorted at the end. OUT.json gets tau, tokens per second, and scores where the suite has
     reference answers. The same command resumes a killed run. To compare and time methods, use `bench`.
+
+    Or on N machines, each with a --shard I/N; then: jaxspec eval --merge 1.jsonl 2.jsonl --out answers.jsonl
     """
 
     method: shared.Method = None
@@ -169,6 +171,22 @@ class Eval(Answers):
     """Strings that end an answer."""
     batch_size: int = 8
     """Questions decoded together."""
+    shard: str | None = None
+    """I/N: answer every N-th question only, from the I-th on. --merge joins the results of N such runs to those of one
+    machine."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Join the results of the shards of an evaluation, without running anything.
+
+    For example: jaxspec eval --merge 1.jsonl 2.jsonl --out answers.jsonl
+    """
+
+    merge: tuple[Path, ...]
+    """The files that all shards have written by --out, with the .json files beside them."""
+    out: Path
+    """Write the answers to this .jsonl file and the results to the .json file beside it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
