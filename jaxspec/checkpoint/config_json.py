@@ -109,18 +109,9 @@ def read_config(path: Path | str) -> CheckpointConfig:
     try:
         return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(
-            f"there is no readable jaxspec checkpoint at {path}: {file} {error.strerror}{_how_to_convert(Path(path))}"
-        ) from error
+        raise CheckpointError(f"there is no readable jaxspec checkpoint at {path}: {file} {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is not the config of a jaxspec checkpoint: {error}") from error
-
-
-def _how_to_convert(path: Path) -> str:
-    """The command to type where a path that is not there reads as a model of the hub, ORG/MODEL."""
-    if path.is_absolute() or len(path.parts) != 2 or path.parent.exists() or path.parts[0].startswith((".", "~")):
-        return ""
-    return f"; a model of the hub is converted first: jaxspec-convert llama {path} {path.name}"
 
 
 def write_config(path: Path | str, config: CheckpointConfig) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from flax import nnx
 
 from jaxspec.checkpoint import checksums, config_json, parameters
+from jaxspec.checkpoint.builtin import from_hub, is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of, to_text
 from jaxspec.model.config import LlamaConfig
 
@@ -72,7 +73,8 @@ def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None
 
 
 def find_head(path: Path, head: str) -> Path:
-    """CKPT/heads/HEAD, or HEAD as a path. With `./` or `../` in front, as in a shell, it is only a path.
+    """CKPT/heads/HEAD, or HEAD as a path, or a head of the hub, converted. With `./` or `../` in front, as in a shell,
+    it is only a path.
 
     Raises CheckpointError naming the heads that are there.
     """
@@ -80,5 +82,7 @@ def find_head(path: Path, head: str) -> Path:
     for place in [given] if head.startswith(("./", "../")) else [path / "heads" / head, given]:
         if (place / "config.json").exists():
             return place
+    if is_hub_id(head):
+        return from_hub(head, path)
     there = ", ".join(config_json.head_names(path)) or "none"
     raise CheckpointError(f"no head {head!r} under {path / 'heads'} (found: {there}), and it is not the path of one")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.builtin import from_hub, is_hub_id, locate
 from jaxspec.commands.console import carry_out, run
 from jaxspec.convert.options import Export, Head, Inspect, Llama, Tokenizer
 from jaxspec.host.terminal import say
@@ -52,7 +52,7 @@ def _cut_head(settings: Head, target: Path) -> None:
             raise ValueError(
                 f"--{name} is for converting a published head, and a head that is cut is jaxspec's already"
             )
-    source = locate(settings.src)
+    source = from_hub(settings.src, target) if is_hub_id(settings.src) else locate(settings.src)
     if folders.format_of(source) is None:
         raise ValueError(
             f"{source} is no head of jaxspec's; convert it first, without --draft-ids and --draft-vocab, and cut what "
@@ -111,9 +111,10 @@ def replace_tokenizer(settings: Tokenizer) -> None:
 
 
 def describe(settings: Inspect) -> None:
-    from jaxspec.convert import inspect
+    from jaxspec.convert import folders, inspect
 
-    path = locate(settings.path)
+    path = settings.path
+    path = folders.locate(str(path), None) if is_hub_id(path) else locate(path)  # nothing is converted
     if settings.verify:  # first: what is damaged can hardly be described
         inspect.verify(path)
     print(inspect.describe(path))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxspec.checkpoint import config_json, parameters
-from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.builtin import is_hub_id, locate, shape_on_hub
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers.acceptance_predictor import draft_width
 from jaxspec.decoding.drafter import Models
@@ -42,7 +42,8 @@ class Target:
 
 
 def find_model(name: str, quantize: str | None = None) -> Target:
-    """A published model by its name, or a checkpoint, which may be quantised already.
+    """A published model by its name, a model of the hub, of which no weights are read, or a checkpoint, which may be
+    quantised already.
 
     Raises:
         ValueError: there is no such model, its weights cannot be quantised this way, or Qwix is not installed.
@@ -50,6 +51,9 @@ def find_model(name: str, quantize: str | None = None) -> Target:
     if name in MODELS:
         check(quantize)
         return Target(MODELS[name], None, quantize)
+    if is_hub_id(name):
+        check(quantize)
+        return Target(shape_on_hub(name), None, quantize)
     try:
         path = locate(name)
         config = config_json.read_config(path)

@@ -1,0 +1,54 @@
+"""Models and draft heads of the Hugging Face hub, converted into the user's cache folder when they are first used."""
+
+from pathlib import Path
+
+import jax
+
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import folders, head_kinds, heads, hf_config, llama
+from jaxspec.evaluate.run_description import weights_sha256
+from jaxspec.host.environment import cache_folder
+from jaxspec.host.terminal import say
+from jaxspec.model.config import LlamaConfig
+
+
+def fetch(name: str, target: Path | None = None) -> Path:
+    """The folder of a model of the hub, or of a draft head or draft model for a checkpoint.
+
+    A converted one is used without looking at the hub again. Otherwise it is downloaded into huggingface-hub's cache,
+    and converted in the dtype of its files; stderr names both.
+
+    Args:
+        name: ORG/NAME.
+        target: the checkpoint of a head; None: `name` is a model.
+
+    Raises:
+        CheckpointError: it cannot be fetched or converted, or it would be converted by one of several processes.
+    """
+    model = cache_folder() / "hub" / name.replace("/", "--")
+    # A head is converted for one target, which decides what of it is kept.
+    head = None if target is None else model.with_name(f"{model.name}.{weights_sha256(target)[:12]}")
+    for place in filter(None, (model, head)):
+        if (place / "config.json").is_file():
+            return place
+    if jax.process_count() > 1:
+        command = f"llama {name}" if target is None else f"head {name} --target {target}"
+        raise CheckpointError(
+            f"{name} was not converted on this host yet, and several hosts cannot share its cache folder; run first: "
+            f"jaxspec-convert {command} FOLDER, and name a FOLDER that all of them see"
+        )
+    source = folders.locate(name, None)
+    is_model = head is None or head_kinds.kind_of(source, folders.read_config(source)) == "model"
+    place = model if head is None or is_model else head
+    say(f"{name} is converted once, from {source} to {place}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if target is None or is_model:
+        llama.convert(source, place)
+    else:
+        heads.convert(source, place, target)
+    return place
+
+
+def shape(name: str) -> LlamaConfig:
+    """The shape of a model of the hub, of which only config files are fetched. Raises CheckpointError as `fetch`."""
+    return hf_config.to_llama(folders.read_config(folders.locate(name, None, weights=())))

@@ -1,0 +1,69 @@
+"""Hub ids wherever a checkpoint or head is: converted once, for the target that a head is used with."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxspec
+from jaxspec.checkpoint import builtin, config_json, heads
+from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.planning import shapes
+from tests.convert import published_heads
+from tests.convert.commands import run
+
+
+@pytest.fixture
+def hub(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A hub with org/model and org/eagle. The list gets the names that are downloaded."""
+    asked = list[str]()
+    tensors, config = published_heads.KINDS["eagle"](target / "hf")
+    there = {"org/model": target / "hf", "org/eagle": published_heads.write(tmp_path / "eagle", tensors, config)}
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append(name)
+        return str(there[name])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    return asked
+
+
+def test_a_model_with_a_head(hub: list[str], target: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    jaxspec.Engine("org/model", "eagle@org/eagle+chain,length=2")
+    folder = tmp_path / "cache" / "hub"
+    assert f"org/model is converted once, from {target / 'hf'} to {folder / 'org--model'}" in capsys.readouterr().err
+    assert {*hub} == {"org/model", "org/eagle"}
+    (head,) = folder.glob("org--eagle.*")
+    assert heads.read_config(head).drafter == "eagle"
+    hub.clear()
+    found = jaxspec.Engine("org/model", "eagle@org/eagle+chain,length=2").generate([[1, 2, 3]], max_new_tokens=8)
+    plain = jaxspec.Engine(target / "ckpt", "plain").generate([[1, 2, 3]], max_new_tokens=8)
+    assert found[0].tokens == plain[0].tokens and hub == []
+
+
+def test_a_draft_model_is_a_whole_model(hub: list[str], target: Path, tmp_path: Path):
+    place = heads.find_head(target / "ckpt", "org/model")
+    assert place == tmp_path / "cache" / "hub" / "org--model"
+    assert config_json.read_config(place).family == "llama"
+
+
+def test_inspect_and_plan_convert_nothing(hub: list[str], tmp_path: Path):
+    assert "llama" in run("inspect", "org/model").out
+    assert shapes.find_model("org/model").config.hidden_size == published_heads.WIDTH
+    assert hub and not (tmp_path / "cache").exists()
+
+
+def test_one_of_several_hosts(hub: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(CheckpointError, match="run first: jaxspec-convert llama org/model FOLDER"):
+        builtin.locate("org/model")
+    assert hub == []
+
+
+def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    assert builtin.is_hub_id("org/model-7B.v1") and builtin.is_hub_id(Path("org/model"))
+    for name in ("runs/model", "model", "/org/model", "./org/model", "a/b/c", "builtin/heads"):
+        assert not builtin.is_hub_id(name)
