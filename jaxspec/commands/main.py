@@ -8,6 +8,7 @@ from jaxspec.options import by_command as options
 
 COMMANDS = {
     "generate": (options.Generate, "commands.generate.run"),
+    "get": (options.Get, "commands.get.run"),
     "chat": (options.Chat, "commands.chat.run"),
     "bench": (options.Bench, "commands.bench.run"),
     "verify": (options.Verify, "verify.run.run"),

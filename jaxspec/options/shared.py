@@ -28,7 +28,11 @@ class Option:
 
 
 Target = Annotated[
-    Path, Option(help="Checkpoint made by `jaxspec-convert llama`, or `builtin`, the small model inside the package.")
+    Path,
+    Option(
+        help="Checkpoint made by `jaxspec-convert llama`; `builtin`, the small model inside the package; or `smollm2`, "
+        "after `jaxspec get smollm2`."
+    ),
 ]
 Method = Annotated[
     str | None,
