@@ -92,13 +92,13 @@ def check(settings: Bench) -> None:
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
-    """The input files of HumanEval's scorer, one per method; none for any other suite."""
-    if found["settings"].get("suite") != quality.CODE:
+    """The input files of the scorer of code, one per method; none for a suite of other questions."""
+    if (suite := found["settings"].get("suite")) not in quality.CODE:
         return {}
     _, answers, _ = read_finished(log_of(out))
     return {
         out.with_suffix(f".{re.sub(UNSAFE, '_', name)}.samples.jsonl"): quality.samples(
-            (answer.question_id, answer.turns[0].text) for answer in ours
+            suite, ((answer.question_id, answer.turns[0].text) for answer in ours)
         )
         for name, ours in answers_by_method(answers).items()
     }
@@ -133,8 +133,6 @@ def run_methods(settings: Bench, shape: CheckpointConfig | None = None) -> dict[
     log = RunLog(None if settings.json is None else log_of(settings.json), about, sizes)
     if log.answers:
         say(f"{label}questions already answered by an earlier run: {len(log.answers) // len(engines)}")
-    if plan.questions[0].suite in quality.SUMMARIES and quality.rouge_scorer() is None:
-        say("no ROUGE: rouge-score is not installed (pip install rouge-score)")
     if len({answer.batch for answer in log.answers}) < len(plan.batches):
         say(
             f"{label}compiling {len(engines)} methods, and again for longer prompts: the first questions take minutes, "

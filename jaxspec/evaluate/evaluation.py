@@ -107,13 +107,13 @@ def numbers_of(plan: Workload, shard: str | None) -> range:
 
 
 def write(out: Path, lines: list[dict[str, Any]], about: dict[str, Any], found: dict[str, Any]) -> None:
-    """Writes the sorted answers, the results, and for HumanEval the scorer's input."""
+    """Writes the sorted answers, the results, and for a suite of code the scorer's input."""
     lines.sort(key=asked_of)
     write_whole(out, "".join(map(to_line, lines)))
     write_whole(out.with_suffix(".json"), to_json(about | found))
-    if about["settings"]["suite"] == quality.CODE:
+    if (suite := about["settings"]["suite"]) in quality.CODE:
         texts = ((line["question_id"], line["turns"][0]["text"]) for line in lines)
-        write_whole(out.with_suffix(".samples.jsonl"), quality.samples(texts))
+        write_whole(out.with_suffix(".samples.jsonl"), quality.samples(suite, texts))
 
 
 def check(settings: Eval) -> None:

@@ -1,5 +1,6 @@
 """Scores of the answers, as docs/measuring.md explains them: GSM8K's by lm-evaluation-harness (strict-match and
-flexible-extract), ROUGE of summaries (Lin 2004), and the input of HumanEval's scorer (arXiv:2107.03374).
+flexible-extract), MATH's by math-verify, ROUGE of summaries (Lin 2004), and the input of the scorers of HumanEval
+(arXiv:2107.03374) and MBPP (EvalPlus). No code of an answer is run.
 """
 
 import functools
@@ -12,9 +13,10 @@ from jaxspec.evaluate.questions import FINAL
 from jaxspec.host.json_lines import to_line
 
 SUMMARIES = ("xsum", "cnn-dm")
-CODE = "humaneval"
+CODE = ("humaneval", "mbpp")
 ROUGE = ("rouge1", "rouge2", "rougeL")
 FUNCTION_ENDS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # of HumanEval (arXiv:2107.03374, section 2.3)
+PROGRAM_ENDS = ("[DONE]", "[BEGIN]")  # of MBPP, whose answers may have several functions
 GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")  # as in lm-evaluation-harness
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
@@ -24,7 +26,7 @@ _BLOCK = re.compile(r"(^[ \t]*|(?<=[\s:]))(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:\2|\Z)
 
 
 def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, float]:
-    """Scores of one answer, from 0 to 1, by name; empty if its suite has none, or rouge-score is not installed.
+    """Scores of one answer, from 0 to 1, by name; empty if its suite has none, or its scorer is not installed.
 
     Args:
         worked: the suite's own answers, of which the first is used.
@@ -33,6 +35,9 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
         given = {"exact_match": _STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]}
         return {name: float([expected] == [_digits(number) for number in one]) for name, one in given.items()}
+    if suite == "math" and (math := math_verify()) is not None:
+        answer = _before(answer, ["\nProblem:"])
+        return {"math_verify": float(math.verify(math.parse(worked[0]), math.parse(answer)))}
     if suite in SUMMARIES and (rouge := rouge_scorer()) is not None:
         found = rouge.score(worked[0], _before(answer.strip(), ["\nArticle:"]))
         return {name: found[name].fmeasure for name in ROUGE}
@@ -48,24 +53,30 @@ def mean(scores: Iterable[Mapping[str, float]]) -> dict[str, float] | None:
     return {name: sum(values) / len(values) for name, values in found.items()} or None
 
 
-def completion(text: str) -> str:
-    """The code in an answer to HumanEval.
+def completion(text: str, ends: Iterable[str] = FUNCTION_ENDS) -> str:
+    """The code in an answer to HumanEval; with PROGRAM_ENDS, in one to MBPP.
 
     A text that begins with code goes up to the end of the function, or to a fence. Of others, the first block fenced as
     Python counts, or else the first without a language; without any, the text up to the end of the function.
     """
     text = text.replace("\r\n", "\n")
     if _CODE_FROM_THE_START.match(text):
-        return _before(text, (*FUNCTION_ENDS, "```"))
+        return _before(text, (*ends, "```"))
     blocks = _BLOCK.findall(text)
     python = [block for block in blocks if "py" in block[2].lower()]
     for indent, _, _, code in python or [block for block in blocks if not block[2].strip()]:
         return re.sub(f"^{indent}", "", code, flags=re.MULTILINE)
-    return _before(text, FUNCTION_ENDS)
+    return _before(text, ends)
 
 
-def samples(answers: Iterable[tuple[Any, str]]) -> str:
-    """The input file of HumanEval's scorer for (id, text) of each answer: one {"task_id", "completion"} per line."""
+def samples(suite: str, answers: Iterable[tuple[Any, str]]) -> str:
+    """The input file of a suite's scorer for (id, text) of each answer.
+
+    HumanEval's has {"task_id", "completion"} per line, and MBPP's {"task_id": "Mbpp/ID", "solution"}, as EvalPlus.
+    """
+    if suite == "mbpp":
+        texts = ((f"Mbpp/{name}", completion(text, PROGRAM_ENDS)) for name, text in answers)
+        return "".join(to_line({"task_id": name, "solution": text}) for name, text in texts)
     return "".join(to_line({"task_id": name, "completion": completion(text)}) for name, text in answers)
 
 
@@ -79,11 +90,30 @@ def _digits(number: str) -> str:
     return re.sub(r"[,$]", "", number).removesuffix(".")
 
 
+def missing(suite: str | None) -> str | None:
+    """What is not installed for the scores of a suite, in words; None if nothing is missing."""
+    if suite in SUMMARIES and rouge_scorer() is None:
+        return "no ROUGE: rouge-score is not installed (pip install rouge-score)"
+    if suite == "math" and math_verify() is None:
+        return "no scores of MATH: math-verify is not installed (pip install 'math-verify[antlr4_13_2]')"
+    return None
+
+
 @functools.cache
 def rouge_scorer() -> Any:
     """The scorer of summaries; None if rouge-score is not installed."""
+    scorer = _module("rouge_score.rouge_scorer")
+    return scorer and scorer.RougeScorer(list(ROUGE), use_stemmer=True)
+
+
+@functools.cache
+def math_verify() -> Any:
+    """The package math_verify; None if it is not installed."""
+    return _module("math_verify")
+
+
+def _module(name: str) -> Any:
     try:
-        scorer: Any = importlib.import_module("rouge_score.rouge_scorer")
+        return importlib.import_module(name)
     except ImportError:
         return None
-    return scorer.RougeScorer(list(ROUGE), use_stemmer=True)

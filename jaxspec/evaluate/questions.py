@@ -50,8 +50,9 @@ class Format:
         keys: keys that every question has; their values are strings.
         turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
             the answer.
-        answer, id: the keys of the worked answer and of the question's id.
+        answer, id, category: the keys of the worked answer, and of the question's id and category.
         more: what else a question must fulfil.
+        end: what follows a worked answer in an example.
     """
 
     suite: str
@@ -60,6 +61,8 @@ class Format:
     answer: str | None = None
     id: str = "id"
     more: Callable[[Values], bool] = lambda values: True
+    category: str = "category"
+    end: str = ""
 
     def holds(self, values: Values) -> bool:
         return all(isinstance(values.get(key), str) for key in self.keys) and self.more(values)
@@ -73,18 +76,45 @@ def _alpaca_turn(values: Values) -> str:
     return "\n".join(filter(None, (values["instruction"], values.get("input"))))
 
 
+def _math_turn(values: Values) -> str:
+    return f"Problem:\n{values['problem']}\n\nSolution:"
+
+
+def _mbpp_turn(values: Values) -> str:
+    """The prompt of MBPP's paper, which shows the tests: they name the function."""
+    task, tests = values.get("text") or values["prompt"], "\n".join(values["test_list"])
+    return (
+        f"You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:\n\n"
+        f"{tests}\n[BEGIN]"
+    )
+
+
+def _is_mbpp(values: Values) -> bool:
+    tests: Any = values.get("test_list")
+    task = values.get("text", values.get("prompt"))  # the second in the sanitised version
+    return isinstance(task, str) and isinstance(tests, list) and all(isinstance(test, str) for test in tests)
+
+
 FORMATS = (
     # HumanEval (arXiv:2107.03374)
     Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
     # GSM8K (arXiv:2110.14168)
     Format("gsm8k", ("question", "answer"), _gsm8k_turn, "answer", more=lambda v: bool(FINAL.search(v["answer"]))),
+    # MBPP (arXiv:2108.07732), whole and sanitised
+    Format("mbpp", ("code",), _mbpp_turn, "code", id="task_id", more=_is_mbpp, end="\n[DONE]"),
+    # MATH-500: MATH (arXiv:2103.03874) with the answers and the split of arXiv:2305.20050, in Minerva's form
+    Format("math", ("problem", "solution", "answer"), _math_turn, "solution", id="unique_id", category="subject"),
     # XSum (arXiv:1808.08745), CNN/DM (arXiv:1704.04368)
     Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", "summary"),
     Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", "highlights"),
     # Alpaca's data and AlpacaEval
     Format("alpaca", ("instruction",), _alpaca_turn, more=lambda v: isinstance(v.get("input"), str | None)),
 )
-"""General questions have `turns`, as MT-bench (arXiv:2306.05685) and Spec-Bench (arXiv:2401.07851), or a `prompt`."""
+"""General questions have `turns`, as MT-bench (arXiv:2306.05685), Spec-Bench (arXiv:2401.07851) and SPEED-Bench
+(arXiv:2604.09557), or a `prompt`."""
+UNPREPARED = (
+    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"  # in place of SPEED-Bench's turns
+)
 
 
 def parse_question(values: Any, where: str) -> Question:
@@ -101,9 +131,9 @@ def parse_question(values: Any, where: str) -> Question:
         raise ValueError(general)
     for form in FORMATS:
         if form.holds(values):
-            worked = (values[form.answer],) if form.answer else ()
-            name = _name(values, form.id, where)
-            return Question((form.turn(values),), name, _category(values), worked, suite=form.suite)
+            worked = (values[form.answer] + form.end,) if form.answer else ()
+            name, category = _name(values, form.id, where), _category(values, form.category)
+            return Question((form.turn(values),), name, category, worked, suite=form.suite)
     if not values.keys() & {"turns", "prompt"}:
         published = "; ".join(f"{form.suite}: {', '.join(form.keys)}" for form in FORMATS)
         raise ValueError(
@@ -113,6 +143,12 @@ def parse_question(values: Any, where: str) -> Question:
     turns: Any = values["turns"] if "turns" in values else [values["prompt"]]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         raise ValueError(f"{where}: turns are a list of at least one string, and a prompt is a string")
+    if any(turn.startswith(UNPREPARED) for turn in turns):
+        raise ValueError(
+            f"{where}: SPEED-Bench as published has placeholders for the turns of other data sets; run `python "
+            "prepare_data.py --dataset speed` in examples/specdec_bench of github.com/NVIDIA/Model-Optimizer, and name "
+            "the test.parquet that it writes"
+        )
     worked = _worked(values)
     return Question(
         turns=tuple(turns),
@@ -132,8 +168,8 @@ def _name(values: Values, key: str, where: str) -> int | str | None:
     return given
 
 
-def _category(values: Values) -> str | None:
-    given: Any = values.get("category")
+def _category(values: Values, key: str = "category") -> str | None:
+    given: Any = values.get(key)
     return str(given) if isinstance(given, str | int | float) else None
 
 

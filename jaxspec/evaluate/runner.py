@@ -21,7 +21,7 @@ from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.processes import largest
-from jaxspec.host.terminal import progress
+from jaxspec.host.terminal import progress, say
 from jaxspec.options.by_command import Answers
 
 REFERENCE = "plain"
@@ -64,7 +64,9 @@ def check_counts(settings: Answers, *names: str) -> None:
 
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
-    """Warns of heads that were trained with other arguments of the chat template."""
+    """Warns of a scorer that is not installed, and of heads trained with other arguments of the chat template."""
+    if why := quality.missing(plan.questions[0].suite):
+        say(why)
     for engine in engines if plan.settings.chat else ():
         engine.warn_of_chat_args(plan.settings.template.format.arguments)
 

@@ -175,8 +175,8 @@ class Eval(Answers):
 
     method: shared.Method = None
     out: Path | None = None
-    """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval,
-    OUT.samples.jsonl gets the scorer's input."""
+    """Write the answers to this .jsonl file and the results to the .json file beside it. For HumanEval and
+    MBPP, OUT.samples.jsonl gets the scorer's input."""
     samples: int = 1
     """Independent answers to each question."""
     skip_long: bool = False

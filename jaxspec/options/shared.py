@@ -53,8 +53,8 @@ Questions = Annotated[
     Path,
     Option(
         help='File of questions, or `builtin`. A file is JSONL with {"turns": [...]} or {"prompt": ...} per line; or '
-        "MT-bench, Spec-Bench, GSM8K, HumanEval, XSum, CNN/DM or Alpaca as published, as a path or as a hub id "
-        "OWNER/NAME[/FILE]."
+        "MT-bench, Spec-Bench, SPEED-Bench, GSM8K, MATH-500, HumanEval, MBPP, XSum, CNN/DM or Alpaca as published, as "
+        "a path or as a hub id OWNER/NAME[/FILE]."
     ),
 ]
 Limit = Annotated[int | None, Option(help="Use only this many prompts from the start of the file.")]

@@ -11,7 +11,10 @@ from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
-SUITES = {"humaneval": "HumanEval", "gsm8k": "GSM8K", "xsum": "XSum", "cnn-dm": "CNN/DM", "alpaca": "Alpaca"}
+SUITES = {
+    "humaneval": "HumanEval", "mbpp": "MBPP", "gsm8k": "GSM8K", "math": "MATH-500", "xsum": "XSum", "cnn-dm": "CNN/DM",
+    "alpaca": "Alpaca",
+}  # fmt: skip
 """The papers' names of the published formats (`evaluate/questions.py`)."""
 FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": "Spec-Bench"}
 """The papers' names of files or their folders."""

@@ -12,6 +12,14 @@ import pytest
 from jaxspec.evaluate import questions
 from jaxspec.evaluate.questions import Question, read_questions
 
+
+def mbpp(task: str) -> str:
+    return (
+        f"You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:\n\n"
+        "assert f() == 1\nassert f()\n[BEGIN]"
+    )
+
+
 RECORDS: list[tuple[dict[str, Any], Question]] = [
     (
         {"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["x", "y"]},
@@ -24,6 +32,30 @@ RECORDS: list[tuple[dict[str, Any], Question]] = [
     (
         {"task_id": "HumanEval/0", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "", "test": ""},
         Question(("def f():\n",), "HumanEval/0", suite="humaneval"),
+    ),
+    (
+        {"task_id": 11, "text": "Add.", "code": "def f(): ...", "test_list": ["assert f() == 1", "assert f()"]},
+        Question((mbpp("Add."),), 11, None, ("def f(): ...\n[DONE]",), suite="mbpp"),
+    ),
+    (
+        {
+            "task_id": 2,
+            "prompt": "Sum.",
+            "code": "x",
+            "test_imports": [],
+            "test_list": ["assert f() == 1", "assert f()"],
+        },
+        Question((mbpp("Sum."),), 2, None, ("x\n[DONE]",), suite="mbpp"),
+    ),
+    (
+        {
+            "problem": "$1+1$",
+            "solution": "$\\boxed{2}$",
+            "answer": "2",
+            "subject": "Algebra",
+            "unique_id": "test/a/1.json",
+        },
+        Question(("Problem:\n$1+1$\n\nSolution:",), "test/a/1.json", "Algebra", ("$\\boxed{2}$",), suite="math"),
     ),
     (
         {"document": "Long.", "summary": "Short.", "id": "7"},
@@ -96,6 +128,27 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(questions.importlib, "import_module", missing)
     with pytest.raises(ValueError, match="pip install pyarrow"):
         read_questions(tmp_path / "a.parquet")
+
+
+def test_speed_bench_is_read_once_it_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Table:
+        rows: tuple[dict[str, Any], ...] = ()
+
+        @classmethod
+        def read_table(cls, path: Path) -> type["Table"]:
+            return cls
+
+        @classmethod
+        def to_pylist(cls) -> list[dict[str, Any]]:
+            return list(cls.rows)
+
+    row = {"question_id": "a1", "category": "coding", "sub_category": None, "src_id": "7", "turns": ["a", "b"]}
+    monkeypatch.setattr(questions.importlib, "import_module", lambda name: Table)
+    Table.rows = (row,)
+    assert read_questions(tmp_path / "test.parquet") == [Question(("a", "b"), "a1", "coding")]
+    Table.rows = (row, {**row, "turns": [f"{questions.UNPREPARED}\n\nSolve {{question}}"]})
+    with pytest.raises(ValueError, match=r"test\.parquet, row 2: SPEED-Bench .* run `python prepare_data\.py"):
+        read_questions(tmp_path / "test.parquet")
 
 
 class Hub:

@@ -110,6 +110,42 @@ def test_options_of_rouge(suite: str):
     assert found == pytest.approx({"rouge1": f(3 / 4, 3 / 6), "rouge2": f(1 / 3, 1 / 5), "rougeL": f(2 / 4, 2 / 6)})
 
 
+MATH = "It is $1 + 1 = \\boxed{\\frac{4}{2}}$ in all."
+MATH_ANSWERS = [
+    ("so $\\boxed{2}$.", 1.0),
+    ("The final answer is $2.0$. I hope it is correct.", 1.0),
+    ("so $\\boxed{3}$", 0.0),
+    ("", 0.0),
+    ("so $\\boxed{2}$.\n\nProblem:\n$\\boxed{9}$", 1.0),  # what a base model goes on with
+]
+
+
+@pytest.mark.parametrize(("answer", "score"), MATH_ANSWERS)
+def test_math_by_math_verify(answer: str, score: float):
+    pytest.importorskip("math_verify")
+    assert quality.score("math", answer, (MATH,)) == {"math_verify": score}
+
+
+def test_math_gives_the_worked_answer_first(monkeypatch: pytest.MonkeyPatch):
+    class Package:
+        parse = staticmethod(lambda text: text)
+        verify = staticmethod(lambda gold, answer: (gold, answer) == (MATH, "so"))
+
+    monkeypatch.setattr(quality, "math_verify", lambda: Package)
+    assert quality.score("math", "so\nProblem: x", (MATH,)) == {"math_verify": 1.0}
+    assert quality.missing("math") is None
+
+
+def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quality, "math_verify", lambda: None)
+    monkeypatch.setattr(quality, "rouge_scorer", lambda: None)
+    assert quality.score("math", "2", (MATH,)) == quality.score("xsum", "2", ("2",)) == {}
+    assert "pip install 'math-verify" in (quality.missing("math") or "")
+    assert "pip install rouge-score" in (quality.missing("cnn-dm") or "")
+    assert quality.missing("gsm8k") is quality.missing(None) is None
+    assert quality._module("no_such_package") is None
+
+
 def test_means():
     assert quality.mean([{"a": 1.0}, {}, {"a": 0.0}]) == {"a": 0.5}
     assert quality.mean([{"a": 1.0}, {"b": 0.5}, {"a": 0.0}]) == {"a": 0.5, "b": 0.5}  # of two suites in one file
@@ -176,6 +212,18 @@ def test_samples_of_a_run(tmp_path: Path):
     lines = [json.loads(line) for line in found[next(iter(found))].splitlines()]
     assert [line.keys() for line in lines] == [{"task_id", "completion"}] * 3
     assert bench.samples_of(out, {"settings": {"suite": None}, "methods": {}}) == {}
+
+
+TWO = "import math\n\ndef g(x):\n    return x\n\ndef f(x):\n    return g(x)\n"
+
+
+@pytest.mark.parametrize(
+    "text", [f"\n{TWO}[DONE]\n\n[BEGIN]", f"{TWO}```\nIt works.", f"Sure:\n```python\n{TWO}```\n```\nprint(f(1))\n```"]
+)
+def test_programs_keep_all_their_functions(text: str):
+    (line,) = quality.samples("mbpp", [(11, text)]).splitlines()
+    found = json.loads(line)
+    assert (found["task_id"], found["solution"].strip()) == ("Mbpp/11", TWO.strip())
 
 
 def test_texts_of_tokens():
