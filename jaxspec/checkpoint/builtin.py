@@ -9,6 +9,7 @@ from jaxspec.model.config import LlamaConfig
 
 BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
+QUESTIONS = FOLDER.parent / "questions"
 _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
@@ -86,5 +87,8 @@ def shape_on_hub(name: str) -> LlamaConfig:
 
 
 def locate_prompts(prompts: str | Path) -> Path:
-    """A file of prompts; the package's own for `builtin`."""
-    return FOLDER / "prompts.jsonl" if str(prompts) == BUILTIN else Path(prompts)
+    """A file of questions: the package's own for `builtin`, and for other names where there is no such path."""
+    if str(prompts) == BUILTIN:
+        return FOLDER / "prompts.jsonl"
+    named = QUESTIONS / f"{prompts}.jsonl"
+    return named if named.parent == QUESTIONS and named.is_file() and not Path(prompts).exists() else Path(prompts)

@@ -189,7 +189,8 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
     """Yields (place in the file, JSON value) of every question in a file.
 
     Args:
-        prompts: a path; `builtin`; or a hub id OWNER/NAME, with /FILE if the data set has several suitable files.
+        prompts: a path; a name that `locate_prompts` takes; or a hub id OWNER/NAME, with /FILE if the data set has
+            several suitable files.
 
     Raises:
         ValueError: the file cannot be read, or a line is not JSON.
@@ -279,7 +280,7 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored.
 
     Args:
-        path: a path, a hub id, or `builtin`, the package's own file of held-out Python.
+        path: a path, a hub id, or the name of a file of the package, such as `builtin` (held-out Python).
         limit: number of questions; None: all.
         shots: number of worked examples before every question. They are the first questions with an answer, and do not
             count in `limit`.

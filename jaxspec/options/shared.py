@@ -45,14 +45,15 @@ Method = Annotated[
 Prompts = Annotated[
     Path | None,
     Option(
-        help='JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn '
-        "is used."
+        help='JSONL file of prompts, or a name as in `bench`, such as `builtin`. Each line is {"prompt": ...} or '
+        '{"turns": [...]}, whose first turn is used.'
     ),
 ]
 Questions = Annotated[
     Path,
     Option(
-        help='File of questions, or `builtin`. A file is JSONL with {"turns": [...]} or {"prompt": ...} per line; or '
+        help="File of questions, or one of the package's own: builtin, mt-bench, gsm8k, humaneval, summaries, "
+        'translations. A file is JSONL with {"turns": [...]} or {"prompt": ...} per line; or '
         "MT-bench, Spec-Bench, SPEED-Bench, GSM8K, MATH-500, HumanEval, MBPP, XSum, CNN/DM or Alpaca as published, as "
         "a path or as a hub id OWNER/NAME[/FILE]."
     ),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxspec.checkpoint.builtin import QUESTIONS
 from jaxspec.evaluate.questions import Question, next_prompt, read_questions
 
 
@@ -90,6 +91,34 @@ def test_too_few_answers_for_the_examples(tmp_path: Path):
     file.write_text('{"prompt": "a", "reference": "b"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match="no questions besides its worked examples"):
         read_questions(file, shots=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "turns", "suite", "first"),
+    [
+        ("mt-bench", 80, 2, None, "Compose an engaging travel blog post"),
+        ("gsm8k", 80, 1, "gsm8k", "Janet\u2019s ducks lay 16 eggs per day"),
+        ("humaneval", 80, 1, "humaneval", "from typing import List"),
+        ("summaries", 20, 1, None, "Summarize: "),
+        ("translations", 40, 1, None, "Translate German to English: Es war einmal"),
+    ],
+)
+def test_files_of_the_package_have_names(name: str, count: int, turns: int, suite: str | None, first: str):
+    questions = read_questions(name)
+    assert len(questions) == count == len({question.turns for question in questions})
+    assert questions[0].turns[0].startswith(first)
+    assert {(len(question.turns), question.suite) for question in questions} == {(turns, suite)}
+    assert len({question.question_id for question in questions}) == count
+    assert f"| `{name}` |" in (QUESTIONS / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("gsm8k").write_text('{"prompt": "mine"}\n', encoding="utf-8")
+    assert [question.turns for question in read_questions("gsm8k")] == [("mine",)]
+    with pytest.raises(ValueError, match=r"prompt file \.\./questions/gsm8k cannot be read"):
+        read_questions("../questions/gsm8k")
+    assert sum(file.stat().st_size for file in QUESTIONS.iterdir()) < 250_000
 
 
 def test_conversations():
