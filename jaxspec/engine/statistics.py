@@ -52,6 +52,14 @@ class Statistics:
         return tuple(map(ratio, self.accepted_at, self.reached))
 
     @property
+    def unconditional_acceptance_by_position(self) -> tuple[float, ...]:
+        """vLLM's acceptance rate by position: of the rounds that drafted, the share that accepted position i (from 0).
+
+        1 plus their sum is vLLM's mean acceptance length.
+        """
+        return tuple(ratio(count, self.reached[0]) for count in self.accepted_at)
+
+    @property
     def draft_share(self) -> float:
         """r_d, the share of tokens that are accepted drafts (EESD, appendix D, Eq. 12)."""
         return ratio(self.accepted, self.tokens)

@@ -196,6 +196,7 @@ def _timed(answers: Sequence[Answer], seconds: np.ndarray) -> dict[str, Any]:
     return {
         **{name: getattr(counts, name) for name in COUNTS},
         "acceptance_by_position": list(counts.acceptance_by_position),
+        "unconditional_acceptance_by_position": list(counts.unconditional_acceptance_by_position),
         "decode_seconds": whole,
         "tokens_per_second": ratio(counts.tokens, whole),
     }

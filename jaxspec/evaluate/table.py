@@ -27,6 +27,8 @@ DRAFTS = {
     "depth": ("depth_per_round", ".1f"),
     "ECE": ("expected_calibration_error", ".3f"),
 }
+UNCONDITIONAL = "unconditional_acceptance_by_position"
+POSITIONS = 8  # most positions that are shown
 FAR = 0.15  # shares of the time are left out if the prediction is off by more
 NOTES = (
     "modelled: the speedup predicted from this run's counts and the measured cost of each part of a round.",
@@ -36,7 +38,8 @@ NOTES = (
     "p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, but more questions may show "
     "one.",
     "drafts per round: nodes drafted, nodes verified, and levels, each the mean over the rounds. ECE: expected "
-    "calibration error of the drafts' confidence.",
+    "calibration error of the drafts' confidence. accepted at position: as in vLLM, the share of the rounds that "
+    "drafted, whether or not the drafts before were accepted.",
 )
 
 
@@ -122,6 +125,9 @@ def _show_drafts(methods: Methods, console: Console) -> None:
     rows = [[name, *numbers(values, DRAFTS)] for name, values in methods.items() if values["nodes_drafted_per_round"]]
     if rows:
         print_table(console, "\ndrafts per round", [f"\n{title}" for title in DRAFTS], rows)
+        rates = {row[0]: methods[row[0]][UNCONDITIONAL][:POSITIONS] for row in rows}
+        rows = [[name, *(format(rate, ".2f") for rate in ours)] for name, ours in rates.items()]
+        print_table(console, "\naccepted at position", [f"\n{at}" for at in range(max(map(len, rates.values())))], rows)
 
 
 def _show_quality(methods: Methods, console: Console) -> None:

@@ -39,7 +39,7 @@ class Figure:
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
     """All figures for which these runs have numbers, the most informative first."""
     colours = colours_of(runs)
-    makers = (by_category, by_position, time, reliability, control)
+    makers = (by_category, by_position, by_position_unconditional, time, reliability, control)
     return [figure for run in runs for make in makers if (figure := make(run, colours)) is not None]
 
 
@@ -71,17 +71,30 @@ def by_category(run: Run, colours: Colours) -> Figure | None:
 
 def by_position(run: Run, colours: Colours) -> Figure | None:
     """Acceptance by position n-α of chains (EAGLE, Table 2)."""
+    caption = "Among drafts whose predecessors were accepted, the share that is accepted too (n-α)."
+    return _by_position(run, colours, "Acceptance by position", "acceptance_by_position", caption)
+
+
+def by_position_unconditional(run: Run, colours: Colours) -> Figure | None:
+    """The same as vLLM counts it."""
+    caption = "Of all rounds that drafted, the share that accepted a draft at this position, as vLLM counts."
+    return _by_position(
+        run, colours, "Acceptance by position, over all rounds", "unconditional_acceptance_by_position", caption
+    )
+
+
+def _by_position(run: Run, colours: Colours, title: str, key: str, caption: str) -> Figure | None:
     longest = [max(names, key=lambda name: run.methods[name].builder.depth) for names in chains(run)]
-    of = lambda name, at: number(run, name, "acceptance_by_position", at)
+    of = lambda name, at: number(run, name, key, at)
     series = [
         Series(name, [(at, of(name, at)) for at in range(len(rates))], colours[name])
         for name in longest[:MOST]
-        if (rates := run.value(name, "acceptance_by_position"))
+        if (rates := run.value(name, key))
     ]
     return _lines(
         run,
-        "Acceptance by position",
-        "Among drafts whose predecessors were accepted, the share that is accepted too (n-α).",
+        title,
+        caption,
         series,
         x_label="position in the draft, from 0",
         y_label="accepted",

@@ -24,7 +24,7 @@ KEYS = {
     "predicted_seconds", "eq14_speedup", "draft_cost", "verify_cost", "breakdown", "divergences",
     "unexplained_divergences", "calibration", "expected_calibration_error", "tokens_per_second_mean",
     "tokens_per_second_deviation", "speedup_mean", "speedup_deviation", "categories", "quality", "gigabytes_per_second",
-    "speedup_interval", "tau_interval", "tau_uncut", "against_fastest",
+    "speedup_interval", "tau_interval", "tau_uncut", "against_fastest", "unconditional_acceptance_by_position",
 }  # fmt: skip
 TIMED = {
     "prefill_seconds", "decode_seconds", "tokens_per_second", "speedup", "modelled_speedup", "predicted_seconds",

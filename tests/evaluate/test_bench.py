@@ -185,6 +185,7 @@ def test_table_fits_a_narrow_page(finished: Finished, monkeypatch, capsys: pytes
         METHOD,
         METHOD,  # its intervals
         METHOD,  # what it drafts; plain drafts nothing
+        METHOD,  # what was accepted at each position
     ]
     assert next(line for line in printed if line.startswith("drafts per round")).split()[3:] == [
         *("drafted", "verified", "depth", "ECE"),

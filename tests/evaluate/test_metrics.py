@@ -22,6 +22,7 @@ def test_a_chain():
     assert counts.acceptance_rate == counts.draft_share * 9 / 12 == 0.5
     # Position 0 was accepted in 2 of 3 rounds; of these, position 1 in 2; of these, position 2 in 1; and then 3.
     assert counts.acceptance_by_position == pytest.approx((2 / 3, 1, 1 / 2, 1))
+    assert counts.unconditional_acceptance_by_position == pytest.approx((2 / 3, 2 / 3, 1 / 3, 1 / 3))
     assert counts.draft_accuracy == 6 / 12
     assert counts.harmonic_mean == pytest.approx(2 * (6 / 12) * (6 / 9) / (6 / 12 + 6 / 9))
 
@@ -30,6 +31,15 @@ def test_a_position_that_was_not_drafted_was_not_reached():
     """All drafts were accepted, in a round of two levels and in one of three: there was one third position."""
     counts = count([[3, 2, 2, 2, 2, 3], [4, 3, 3, 3, 3, 4]])
     assert counts.acceptance_by_position == (1, 1, 1)
+    assert counts.unconditional_acceptance_by_position == (1, 1, 1 / 2)
+
+
+def test_vllm_counts_no_round_without_a_draft():
+    """Its mean acceptance length is that of the rounds that drafted."""
+    counts = count(CHAIN + [[1, 0, 0, 0, 0, 1]])
+    assert counts.unconditional_acceptance_by_position == count(CHAIN).unconditional_acceptance_by_position
+    assert 1 + sum(counts.unconditional_acceptance_by_position) == pytest.approx(count(CHAIN).tau)
+    assert count(DONE).unconditional_acceptance_by_position == ()
 
 
 def test_a_tree_counts_levels_and_nodes_apart():

@@ -36,6 +36,7 @@ def test_each_number_stands_under_its_title(capsys: pytest.CaptureFixture):
         "nodes_drafted_per_round": 9.1,
         "depth_per_round": 4.5,
         "expected_calibration_error": 0.123,
+        "unconditional_acceptance_by_position": [0.81, 0.42],
         "quality": {"exact_match": 0.25, "exact_match_flexible": 0.75},
     }
     show({"m": values}, None, Console(width=100))
@@ -45,6 +46,7 @@ def test_each_number_stands_under_its_title(capsys: pytest.CaptureFixture):
         ["123.4", "1.23", "2.34", "1.45", "0.56", "6.7", "7.89", "8.91", "3"],
         ["[1.11,", "1.35]", "[2.22,", "2.46]", "2.57", "fastest"],
         ["9.1", "6.7", "4.5", "0.123"],
+        ["0.81", "0.42"],
         ["0.250", "0.750"],
     ]
     assert printed[: places[0]] == [
@@ -54,5 +56,6 @@ def test_each_number_stands_under_its_title(capsys: pytest.CaptureFixture):
     assert [printed[place - 1] for place in places[1:]] == [
         ["uncertainty", "95", "%", "95", "%", "uncut", "fastest", "p"],
         ["drafts", "per", "round", "drafted", "verified", "depth", "ECE"],
+        ["accepted", "at", "position", "0", "1"],
         ["quality", "exact_match", "exact_match_flexible"],
     ]

@@ -51,6 +51,7 @@ class Rebuilt:
             "tau_drafted": accepted / rounds,
             "acceptance_rate": accepted / levels if levels else 0,
             "acceptance_by_position": positions(rows),
+            "unconditional_acceptance_by_position": unconditional(rows),
             "draft_accuracy": precision,
             "draft_share": recall,
             "harmonic_mean": 2 * precision * recall / (precision + recall) if accepted else 0,
@@ -104,3 +105,9 @@ def positions(rows: list[list[int]]) -> list[float]:
         reached = [row for row in rows if row[1] >= at and row[2] > at]
         found.append(sum(row[1] > at for row in reached) / len(reached) if reached else 0.0)
     return found
+
+
+def unconditional(rows: list[list[int]]) -> list[float]:
+    """The share of the rounds that drafted which accepted a draft at a position."""
+    drafted = [row for row in rows if row[2]]
+    return [sum(row[1] > at for row in drafted) / len(drafted) for at in range(max(row[2] for row in rows))]
