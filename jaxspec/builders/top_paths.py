@@ -91,7 +91,8 @@ class ConfidencePower(TopPaths):
     """A builder that raises the probability of each node's first child to a power.
 
     A drafter learns the target's distribution, but greedy decoding always takes the target's first choice. So the most
-    likely child of a node is accepted more often than the drafter predicts, and the other children about as often.
+    likely child of a node is accepted more often than the drafter predicts, and the other children about as often. A
+    probability that the head estimates itself (`Proposal.estimated`) is not raised.
 
     Attributes:
         power: exponent above temperature 0. With 1 the probability itself is the estimate of the acceptance rate,
@@ -118,6 +119,8 @@ class ConfidencePower(TopPaths):
     ) -> tuple[DraftTree, Frontier]:
         def proposed(count: int) -> Proposal:
             found = propose(count)
+            if found.estimated:
+                return found
             first = jnp.arange(found.log_prob.shape[-1]) == 0
             return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
 

@@ -3,6 +3,7 @@
 from jaxspec.controllers.adaptive import Adaptive
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.controllers.cali_ts import CaliTS
+from jaxspec.controllers.confidence import Confidence
 from jaxspec.controllers.expected_gain import ExpectedGain
 from jaxspec.controllers.fixed import Fixed
 from jaxspec.controllers.length_ts import LengthTS
@@ -10,7 +11,7 @@ from jaxspec.controllers.threshold import Threshold
 from jaxspec.decoding.controller import Controller
 
 CONTROLLERS: dict[str, type[Controller]] = {
-    kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS, LengthTS, ExpectedGain)
+    kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS, LengthTS, ExpectedGain, Confidence)
 }
 
-__all__ = ["CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "ExpectedGain", "Fixed", "LengthTS", "Threshold"]
+__all__ = ["CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "Confidence", "ExpectedGain", "Fixed", "LengthTS", "Threshold"]

@@ -67,10 +67,12 @@ class Controller(Strategy):
         depends_on_batch: its decisions depend on more than the row's own text, such as other rows or measured costs.
             Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
             (`Method.rule`).
+        needs_estimates: it reads `Drafts.log_accept`, which only some heads give (`Drafter.estimates`).
     """
 
     stops: ClassVar[bool] = True
     depends_on_batch: ClassVar[bool] = False
+    needs_estimates: ClassVar[bool] = False
 
     @property
     def needs_weights(self) -> bool:
@@ -123,6 +125,13 @@ class Controller(Strategy):
             builder: the builder of the round's trees.
         """
         return state, jnp.ones(keys.shape, bool)
+
+    def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
+        """Whether drafts after each node of a frontier are added to the tree; None: all are.
+
+        It must not depend on the drafts' tokens, unless the method's rule lets nodes be pruned. Copies are not asked for.
+        """
+        return None
 
     def on_level(self, state: State, signals: DraftSignals) -> State:
         """Called after each drafted level. Returns the updated state; rows that drafted no node keep theirs."""

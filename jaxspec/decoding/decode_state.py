@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding.drafter import Drafter, Prefix, State
+from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
 from jaxspec.decoding.round_records import RoundCounts, Trace, more_columns
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
@@ -57,7 +57,7 @@ def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
     return (jnp.where(state.done, 0, state.length).max() + margin(spec)) > state.tokens.shape[1]
 
 
-def enlarge(drafter: Drafter, state: DecodeState, cache_len: int) -> DecodeState:
+def enlarge(drafter: Drafter, models: Models, state: DecodeState, cache_len: int) -> DecodeState:
     """The same state with caches of `cache_len` positions. Each old cache is deleted as soon as it is replaced."""
     tokens, log_prob = _with_columns((state.tokens, state.log_prob), cache_len)
     history, trace = _with_rounds((state.history, state.trace), cache_len, state.round)
@@ -65,7 +65,7 @@ def enlarge(drafter: Drafter, state: DecodeState, cache_len: int) -> DecodeState
         state,
         tokens=tokens,
         cache=kv.enlarge(state.cache, cache_len),
-        drafter=drafter.enlarge(state.drafter, cache_len),
+        drafter=drafter.enlarge(models, state.drafter, cache_len),
         history=history,
         log_prob=log_prob,
         trace=trace,

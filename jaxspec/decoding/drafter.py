@@ -30,6 +30,8 @@ class Drafts:
     logits: Float[Array, "B Q C"]  # with `token`: log-probabilities of the candidates, whose sum may be below 1
     token: Int[Array, "#B #Q C"] | None = None  # ids of the candidates: one list for all, or one per distribution
     hidden: Float[Array, "B Q E"] | None = None  # hidden states that gave the logits; None: the drafter has none
+    log_accept: Float[Array, "B Q"] | None = None
+    """Log of the head's own estimate that the first proposed token is accepted, if all before it are; None: none."""
     mass: Float[Array, "B Q"] | None = None  # without `token`: log of the chance that any of them follows; None: 0
 
 
@@ -149,6 +151,10 @@ class Drafter(Strategy):
         """A head of this shape with random weights; under `nnx.eval_shape`, an abstract one to restore weights into."""
         raise ValueError(f"{self.name} has no head")
 
+    def estimates(self, draft: Any) -> bool:
+        """Whether these weights give `Drafts.log_accept`."""
+        return False
+
     def fitted(self, draft: Any) -> "Drafter":
         """The same drafter, with settings limited to the range that its weights support."""
         return self
@@ -166,7 +172,7 @@ class Drafter(Strategy):
         """State for `batch` sequences of up to `cache_len` tokens."""
         return ()
 
-    def enlarge(self, state: State, cache_len: int) -> State:
+    def enlarge(self, models: Models, state: State, cache_len: int) -> State:
         """The same state, between rounds, with room for `cache_len` tokens. The given state must not be used again.
 
         The default enlarges every KV cache in it, and deletes the old one.

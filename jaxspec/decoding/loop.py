@@ -113,6 +113,8 @@ def draft(
 
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
         width = frontier.node.shape[1]
+        if (admitted := spec.controller.admits(drafts)) is not None:
+            frontier = dataclasses.replace(frontier, live=frontier.live & (admitted | copied[:, None]))
         level_noise = noise(models, state.keys, prefix.length + frontier.level)
         level_keys = fold(draft_keys, frontier.level)
         draws = Draws(sampling=state.sampling, keys=level_keys, noise=level_noise, level=frontier.level)

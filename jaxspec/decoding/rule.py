@@ -49,6 +49,7 @@ class Proposal:
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]
     live: Bool[Array, "B W C"]
+    estimated: bool = False  # the first child's `log_prob` is the head's own estimate that it is accepted
 
 
 Propose = Callable[[int], Proposal]  # C → C children of each node of the frontier; fewer if the vocabulary is smaller

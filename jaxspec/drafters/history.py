@@ -91,6 +91,9 @@ class WithHistory(Drafter):
             skipped=jnp.zeros(batch, bool),
         )
 
+    def enlarge(self, models: Models, state: HistoryState, cache_len: int) -> HistoryState:
+        return dataclasses.replace(state, head=self.head.enlarge(models, state.head, cache_len))
+
     def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
         drafted = (committed.count > 0) & ~state.copied & (state.ahead is not None)  # the head, in a round
         return dataclasses.replace(
@@ -246,8 +249,13 @@ def with_copies(
     copied = jnp.broadcast_to(copied[:, None, None], raised.shape)
     more = jnp.where(own, weight, jnp.where(copied, -jnp.inf, log_prob + less))
     alone = copied | jnp.isneginf(log_prob).all(axis=-1, keepdims=True)
+    log_accept = drafts.log_accept
+    if log_accept is not None:  # of the first choice, which `token` may have become
+        own_draft = for_each(log_accept, width) + less[..., 0]
+        log_accept = jnp.where((raised | copied)[..., 0], jnp.maximum(weight[..., 0], own_draft), log_accept)
     return Drafts(
         logits=jnp.where(raised | copied, more, logits),
+        log_accept=log_accept,
         mass=jnp.where(alone, weight, 0.0)[..., 0] if drafts.token is None else None,
         token=None if drafts.token is None else jnp.where(own & (raised | copied), token[..., None], ids),
         hidden=None if drafts.hidden is None else for_each(drafts.hidden, width),

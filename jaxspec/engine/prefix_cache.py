@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.program import Program
 from jaxspec.model import kv_cache as kv
 
@@ -111,9 +110,7 @@ class PromptMemory:
         cache_len, prefix = state.tokens.shape[1], self.prefix
         self.prefix = None  # enlarging deletes its arrays
         if prefix is not None and self.reused:
-            state = go_on(
-                state, _enlarged(program.spec.drafter, prefix, cache_len) if cache_len > self.cache_len else prefix
-            )
+            state = go_on(state, _enlarged(program, prefix, cache_len) if cache_len > self.cache_len else prefix)
         end = (len(tokens) - 1) // chunk * chunk
         if end > self.reused:
             state = program.read(state, chunk, self.reused, end)
@@ -128,6 +125,7 @@ class PromptMemory:
         return self.prefix.position
 
 
-def _enlarged(drafter: Drafter, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
-    cache, state = prefix.read
-    return dataclasses.replace(prefix, read=(kv.enlarge(cache, cache_len), drafter.enlarge(state, cache_len)))
+def _enlarged(program: Program, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
+    (cache, state), drafter = prefix.read, program.spec.drafter
+    read = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
+    return dataclasses.replace(prefix, read=read)

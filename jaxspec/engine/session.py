@@ -128,7 +128,7 @@ class Session:
         with self.model.context():
             if np.where(self.done, 0, self.length).max() + margin(self.program.spec) > self.cache_len:
                 self.cache_len *= 2
-                self.state = enlarge(self.program.spec.drafter, self.state, self.cache_len)
+                self.state = enlarge(self.program.spec.drafter, self.program.models, self.state, self.cache_len)
             began = time.perf_counter()
             self.state = self.program.decode(self.state, rounds, enough)
             self._look()

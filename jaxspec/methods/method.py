@@ -75,8 +75,14 @@ class Method:
         """The same method, with settings reduced to what the drafter's weights allow.
 
         A chain is cut to the block that the drafter drafts at once. With history only a chain of the whole block, the
-        default, is cut: copies have any other length that is given.
+        default, is cut: copies have any other length that is given. Raises ValueError if the controller needs an output
+        that the weights do not have.
         """
+        if self.controller.needs_estimates and not self.drafter.estimates(draft):
+            raise ValueError(
+                f"{self.controller.name} needs a head with a confidence output, such as a DSpark head, and "
+                f"{self.head or self.drafter.name} has none; take threshold instead"
+            )
         drafter, builder = self.drafter.fitted(draft), self.builder
         most = drafter.levels_at_once
         if isinstance(builder, Chain) and most is not None:

@@ -220,26 +220,44 @@ def _verified(segment: Int[Array, "B S"], root: Int[Array, "B W"], tokens: KV) -
 
 @chex.dataclass(frozen=True)
 class Visible:
-    """What the W nodes of one forward pass see. It is the same for every layer.
+    """What the W nodes of one forward pass see. It is the same for every layer, but for those with a sliding window.
 
     Attributes:
         cached: [B], the number of committed tokens; they are the first rows of the cache.
-        prefix: [B S] bool, true for those rows.
+        prefix: [B W S] bool, the rows of the cache that node w sees; W is 1 if all nodes see the same.
         mask: [B W N] bool, node w sees node n (its ancestors and itself).
         slots: [B W], index of each of the W nodes among the N; None if W = N.
+        first: [B W], position of the first committed token that each node sees; None: 0.
     """
 
     cached: Int[Array, " B"]
-    prefix: Bool[Array, "B S"]
+    prefix: Bool[Array, "B #W S"]
     mask: Bool[Array, "B W N"]
     slots: Int[Array, "B W"] | None = None
+    first: Int[Array, "B W"] | None = None
 
 
 def visible(
     mask: Bool[Array, "B W N"], cached: Int[Array, " B"], rows: int, slots: Int[Array, "B W"] | None = None
 ) -> Visible:
     """What nodes see that see each other by `mask`, and the first `cached` rows of a cache of `rows` rows."""
-    return Visible(cached=cached, prefix=jnp.arange(rows) < cached[:, None], mask=mask, slots=slots)
+    return Visible(cached=cached, prefix=(jnp.arange(rows) < cached[:, None])[:, None], mask=mask, slots=slots)
+
+
+def in_window(
+    seen: Visible, window: int, position: Int[Array, "B W"], node_position: Int[Array, "B N"], rows: int
+) -> Visible:
+    """The same for a layer where a query sees the last `window` positions, its own included.
+
+    Args:
+        position: positions of the W queries, `node_position` of the N nodes.
+        rows: rows of this layer's cache. It may hold only the last `window` or more positions (`kv_cache.write_ring`).
+    """
+    near, first = position[..., None] - node_position[:, None] < window, position - window + 1
+    last = seen.cached[:, None] - 1
+    held = last - (last - jnp.arange(rows)) % rows  # position in each row of the cache; below 0 in empty rows
+    prefix = held[:, None] >= jnp.maximum(first, 0)[..., None]
+    return dataclasses.replace(seen, prefix=prefix, mask=seen.mask & near, first=first)
 
 
 def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
@@ -272,10 +290,10 @@ def _attend_to_cache(
         assert seen.slots is not None, "the slots of the new nodes among the old are needed"
         nodes = write_nodes(nodes, new, seen.slots)
 
-    segments = (Keys(kv=prefix, mask=seen.prefix[:, None]), Keys(kv=nodes, mask=seen.mask))
+    segments = (Keys(kv=prefix, mask=seen.prefix), Keys(kv=nodes, mask=seen.mask))
     if split_rows.parts() > 1:
-        out = attend_to_split_rows(query, prefix, seen.cached, nodes, seen.mask)
-    elif attention_kernel.fits(query.shape, capacity((prefix,))):
+        out = attend_to_split_rows(query, prefix, seen.cached, nodes, seen.mask, seen.first)
+    elif seen.first is None and attention_kernel.fits(query.shape, capacity((prefix,))):
         out = attention_kernel.attend_in_kernel(query, prefix, seen.cached, nodes, seen.mask)
     elif query.shape[3] >= CHUNK and backend.uses_cudnn():
         out = attend_in_cudnn(query, segments)
@@ -311,24 +329,31 @@ def attend_to_split_rows(
     cached: Int[Array, " B"],
     nodes: KV,
     mask: Bool[Array, "B W N"],
+    first: Int[Array, "B W"] | None = None,
 ) -> Float[Array, "B K G W H"]:
-    """Attention over a cache whose rows are split over devices (`split_rows`), and over the visible nodes; float32."""
+    """Attention over a cache whose rows are split over devices (`split_rows`), and over the visible nodes; float32.
+
+    `first` is as in `Visible`. Such a cache holds all positions, also in layers with a window.
+    """
     queries, row = attention_kernel.QUERY_AXES, ("batch",)
     group_is_split = split_rows.AXIS in sharded_axes("query_group", query.shape[2])
+    windowed, first = first is not None, jnp.zeros((1, 1), jnp.int32) if first is None else first
 
-    def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array) -> Array:
+    def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array, first: Array) -> Array:
         held, rows = split_rows.held(cached), capacity((prefix,))
 
         def attend_here(query: Array, is_first: Array) -> tuple[Array, Array]:
             seen = mask & is_first
-            if attention_kernel.fits(query.shape, rows):
+            if not windowed and attention_kernel.fits(query.shape, rows):
                 out, log_total = attention_kernel.attend_on_one_chip(query, prefix, nodes, held, seen, residuals=True)
                 assert log_total is not None
                 return out, log_total
             live = (jnp.arange(rows) < held[:, None])[:, None]
+            if windowed:
+                live &= jnp.arange(rows) >= split_rows.held(first)[..., None]
             return attend(query, (Keys(kv=prefix, mask=live), Keys(kv=nodes, mask=seen)))
 
         return split_rows.combine(query, attend_here, group_is_split=group_is_split)
 
-    arrays = ((query, queries), (prefix, axes), (cached, row), (nodes, NODE_AXES), (mask, row))
+    arrays = ((query, queries), (prefix, axes), (cached, row), (nodes, NODE_AXES), (mask, row), (first, row))
     return on_each_device(on_one_device, *arrays, out=(query, queries))

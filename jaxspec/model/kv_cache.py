@@ -95,6 +95,19 @@ def append(
     return constrained(write(cache, rows, start))
 
 
+def write_ring(
+    cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"], count: Int[Array, " B"], after: Int[Array, " B"]
+) -> tuple[KV, ...]:
+    """Writes the first `count` of P rows, at positions `start`, `start` + 1, …, into caches of the last S positions.
+
+    Position p is in row p mod S. `after` is as in `append`.
+    """
+    size, offset = capacity(cache), jnp.arange(rows[0].v.shape[2])
+    kept = (offset < count[:, None]) & (offset >= count[:, None] - size)
+    slots = jnp.where(kept, (start[:, None] + offset) % size, size) + jnp.minimum(after, 0)[:, None]
+    return constrained(tuple(write_nodes(old, new, slots) for old, new in zip(cache, rows, strict=True)))
+
+
 def _append_with(
     write: Callable[..., Array], cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"]
 ) -> tuple[KV, ...]:

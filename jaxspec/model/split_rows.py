@@ -20,7 +20,7 @@ def parts() -> int:
     return jax.sharding.get_abstract_mesh().shape.get(AXIS, 1)
 
 
-def held(count: Int[Array, " B"]) -> Int[Array, " B"]:
+def held(count: Int[Array, "B *W"]) -> Int[Array, "B *W"]:
     """How many of the first `count` rows of each text this device holds."""
     if parts() == 1:
         return count

@@ -38,7 +38,17 @@ def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
         token, log_prob = jnp.take_along_axis(drafts.token, rank, axis=-1), top
     live = log_prob > -jnp.inf  # also false for NaN, from a row with only -inf
     token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
-    return Proposal(token=token, log_prob=log_prob, live=live)
+    if drafts.log_accept is None:
+        return Proposal(token=token, log_prob=log_prob, live=live)
+    log_prob = with_estimate(log_prob, for_each(drafts.log_accept, width)[..., None])
+    return Proposal(token=token, log_prob=jnp.where(live, log_prob, -jnp.inf), live=live, estimated=True)
+
+
+def with_estimate(log_prob: Float[Array, "B W C"], log_accept: Float[Array, "B W 1"]) -> Float[Array, "B W C"]:
+    """Confidences of children: the head's own estimate for the first, the rest in the proportions of `log_prob`."""
+    first = jnp.minimum(log_prob[..., :1], -1e-6)  # below 0, so that something remains for the others
+    rest = log_prob + jnp.log(-jnp.expm1(jnp.minimum(log_accept, -1e-6))) - jnp.log(-jnp.expm1(first))
+    return jnp.where(jnp.arange(log_prob.shape[-1]) == 0, log_accept, jnp.minimum(rest, 0.0))
 
 
 def log_sum(logits: Float[Array, "*B V"], peak: Float[Array, "*B 1"]) -> Float[Array, "*B 1"]:

@@ -49,7 +49,7 @@ def seen(spec: Speculation, models: Models) -> dict[str, DecodeState]:
         "after the prompt": read,
         "while drafting": jax.eval_shape(drafting, models, read),
         "after a round": after,
-        "with more room": jax.eval_shape(lambda state: enlarge(spec.drafter, state, 128), after),
+        "with more room": jax.eval_shape(lambda state: enlarge(spec.drafter, models, state, 128), after),
     }
 
 

@@ -35,11 +35,12 @@ def exact_products():
         yield
 
 
-@pytest.fixture(scope="module", params=["the target's", "its own", "with a Markov term"])
+@pytest.fixture(scope="module", params=["the target's", "its own", "with a Markov term", "of DSpark"])
 def weights(request: pytest.FixtureRequest) -> Models:
     """A target and a head of random weights, whose heads of attention are not the target's.
 
     Its embedding and LM head are the target's, or its own, and then it cannot draft every token. One has a Markov term.
+    That of DSpark has also anchor rows, a causal layer with a sliding window, and a confidence head.
     """
     target = models(VOCAB).target
     shape = Dflash().head_for(target.config, layers=LAYERS, block=BLOCK, taps=TAPS, mask_token=7)
@@ -49,6 +50,9 @@ def weights(request: pytest.FixtureRequest) -> Models:
         settings |= {"own_embedding": True, "own_head": True, "draft_vocabulary": mask}
     if request.param == "with a Markov term":
         settings |= {"markov_rank": 3}
+    if request.param == "of DSpark":
+        settings |= {"markov_rank": 3, "anchor": True, "causal": [True, False], "windows": [5, 0]}
+        settings |= {"confidence": "markov", "temperatures": [1.0, 2.0]}
     model = dataclasses.replace(shape.model, num_heads=4, num_kv_heads=2)
     head = Dflash().build_head(HeadShape(model, settings), nnx.Rngs(1))
     keys = iter(jax.random.split(jax.random.key(2), 100))
@@ -61,7 +65,7 @@ class Oracle:
     def __init__(self, weights: Models):
         named = lambda module: {name: np.asarray(x, np.float64) for name, x in module_to_dict(module).items()}
         self.head, self.target, self.config = named(weights.draft), named(weights.target), weights.draft.config
-        self.mask_token = weights.draft.options.mask_token
+        self.options = weights.draft.options
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + self.config.norm_eps) * self.head[name]
@@ -85,13 +89,26 @@ class Oracle:
         part = f"layers.{layer}.attention"
         return self.rotated(self.norm(self.split(rows, f"{part}.k"), f"{part}.k_norm"), at)
 
+    def seen(self, layer: int, at: np.ndarray, known: int) -> np.ndarray:
+        """Which of the positions 0, 1, … the rows of a block at these positions see after `known` tokens."""
+        row, other = at[:, None], np.arange(known + len(at))
+        window = (self.options.windows or [0] * LAYERS)[layer]
+        seen = (row >= other) | (other >= known) & (not any(self.options.causal[layer : layer + 1]))
+        return seen & ((row - other < window) | (window == 0))
+
+    def confidence(self, hidden: np.ndarray, token: np.ndarray, level: int) -> np.ndarray:
+        """The probability that the draft after these tokens is accepted."""
+        read = np.concatenate([hidden, self.head["markov.embedding"][token]], axis=-1)
+        odds = read @ self.head["confidence.proj.kernel"][:, 0] + self.head["confidence.proj.bias"]
+        return 1 / (1 + np.exp(-odds / self.options.temperatures[min(level, 1)]))
+
     def block(self, taps: np.ndarray, root: int, width: int) -> tuple[np.ndarray, np.ndarray]:
         """What is drafted after verified tokens with these taps [T m D] and a root: hidden states and logits of the
         levels."""
         context, known = self.context(taps), np.arange(len(taps))
         at = len(taps) + np.arange(width)
         table = self.head.get("embedding", self.target["embedding"])
-        x = table[[root] + [self.mask_token] * (width - 1)]
+        x = table[[root] + [self.options.mask_token] * (width - 1)]
         for i in range(LAYERS):
             name, mlp = f"layers.{i}.attention", f"layers.{i}.mlp"
             read = self.norm(x, f"layers.{i}.attention_norm")
@@ -101,6 +118,7 @@ class Oracle:
             shared = query.shape[1] // key.shape[1]
             key, value = (np.repeat(each, shared, axis=1) for each in (key, value))
             scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(self.config.head_dim)
+            scores = np.where(self.seen(i, at, len(taps)), scores, -np.inf)
             share = np.exp(scores - scores.max(-1, keepdims=True))
             mixed = np.einsum("hqk,khd->qhd", share / share.sum(-1, keepdims=True), value)
             x = x + mixed.reshape(width, -1) @ self.head[f"{name}.o.kernel"]
@@ -110,7 +128,7 @@ class Oracle:
                 x
                 + gate / (1 + np.exp(-gate)) * (read @ self.head[f"{mlp}.up.kernel"]) @ self.head[f"{mlp}.down.kernel"]
             )
-        hidden = self.norm(x, "norm")[1:]
+        hidden = self.norm(x, "norm")[0 if self.options.anchor else 1 :]
         return hidden, hidden @ self.head.get("head.kernel", self.target["head.kernel"])
 
 
@@ -144,7 +162,7 @@ class Text:
         """The drafts of level 1, where `known` tokens of each row are verified and the next is the root."""
         prefix = Prefix(token=jnp.asarray(self.tokens), length=jnp.array(known) + 1, cache=())
         tree = trees.init_tree(jnp.asarray(self.tokens[[0, 1], known]), 4, None)
-        return ROOT(Dflash(block=block), weights, state, prefix, tree)
+        return ROOT(Dflash(block=block + weights.draft.options.anchor), weights, state, prefix, tree)
 
 
 def test_three_rounds_are_the_specifications(weights: Models):
@@ -162,8 +180,11 @@ def test_three_rounds_are_the_specifications(weights: Models):
             fused = weights.draft.fuse(tuple(jnp.asarray(text.taps[row : row + 1, :length, i]) for i in range(2)))
             np.testing.assert_allclose(fused[0], oracle.context(taps), atol=2e-5)
             for layer, cache in enumerate(state.cache):
-                ours = cache.k[row, :, :, :length].transpose(2, 0, 1)
-                wanted = oracle.keys(layer, oracle.context(taps), np.arange(length))
+                held = cache.k.shape[-1]  # with a window only the last positions
+                assert held == (weights.draft.options.windows or [0] * LAYERS)[layer] or held == ROWS
+                kept = np.arange(max(0, length - held), length)
+                ours = cache.k[row][:, :, kept % held].transpose(2, 0, 1)
+                wanted = oracle.keys(layer, oracle.context(taps), np.arange(length))[kept]
                 np.testing.assert_allclose(ours, wanted, atol=2e-5)
             hidden, logits = oracle.block(taps, text.tokens[row, length], BLOCK)
             np.testing.assert_allclose(drafted.hidden[row], hidden, atol=1e-4)
@@ -207,7 +228,7 @@ def test_a_level_costs_no_pass_and_says_the_same_after_every_node_but_for_the_ma
         assert (found.token is not None) == own
         if found.token is not None:
             assert found.token[0, 0].tolist() == DRAFTED
-        if level == BLOCK - 1 or level == BLOCK:
+        if level >= weights.draft.options.levels:
             assert (np.asarray(found.logits) == -np.inf).all(), "the block has no such level"
             continue
         wanted = np.asarray(state.logits[:, level])[:, None]
@@ -215,11 +236,16 @@ def test_a_level_costs_no_pass_and_says_the_same_after_every_node_but_for_the_ma
             before = np.take_along_axis(token, node, 1) if level else text.tokens[[0, 1], known][:, None]
             wanted = wanted + params["markov.embedding"][before] @ params["markov.head.kernel"]
         np.testing.assert_allclose(found.logits, jax.nn.log_softmax(wanted) if own else wanted, atol=1e-4)
+        if (estimate := found.log_accept) is not None:
+            hidden = np.asarray(state.hidden[:, level], np.float64)[:, None].repeat(width, 1)
+            before = np.take_along_axis(token, node, 1) if level else text.tokens[[0, 1], known][:, None]
+            np.testing.assert_allclose(np.exp(estimate), Oracle(weights).confidence(hidden, before, level), atol=1e-5)
+        assert (estimate is not None) == (weights.draft.confidence is not None)
         for each in range(width):
             np.testing.assert_array_equal(found.hidden[:, each], state.hidden[:, level])
-    # No pass: the only product is the correction's, with the LM head of its rank.
+    # No pass: the only products are those of the correction, with the LM head of its rank, and of the confidence head.
     products = str(jax.make_jaxpr(expand)(jnp.asarray(1))).count("dot_general")
-    assert products == int(corrected)
+    assert products == int(corrected) + int(weights.draft.confidence is not None)
 
 
 def test_rows_do_not_see_each_other(weights: Models):

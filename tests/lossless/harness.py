@@ -82,20 +82,22 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
     )
 
 
-def dflash_head(target: Llama) -> DflashHead:
+def dflash_head(target: Llama, **options: Any) -> DflashHead:
     """A head of two layers and blocks of four, so that the deepest trees have levels that it does not draft.
 
     Biases make each token attend to the one before it, whose embedding is most of what it then is: so level 1 drafts
     mostly the target's token after the root alone, and the next ones do what a random target often does, repeat it.
+    Where rows draft the next position, each attends to itself instead, and the last to the first.
     """
     drafter, width = Dflash(), target.config.hidden_size
-    shape = drafter.head_for(target.config, layers=2, block=4, taps=[0])
+    shape = drafter.head_for(target.config, layers=2, block=4, taps=[0], **options)
     biased = dataclasses.replace(shape.model, num_heads=2, num_kv_heads=2, qkv_bias=True)
     head = drafter.build_head(HeadShape(biased, shape.settings), nnx.Rngs(6))
     params = {name: 0.25 * value if name.endswith("kernel") else value for name, value in module_to_dict(head).items()}
     params["fc.kernel"] = jnp.eye(width)
     # Pairs (0, 4) and (1, 5) of a head turn by 1 and 0.1 a token; in the first the keys' bias is a token ahead.
-    query, key = jnp.zeros(8).at[:2].set(1.0), jnp.zeros(8).at[jnp.array([0, 4, 1])].set(jnp.array([0.54, 0.84, 1.0]))
+    ahead = [1.0, 0.0] if options.get("anchor") else [0.54, 0.84]
+    query, key = jnp.zeros(8).at[:2].set(1.0), jnp.zeros(8).at[jnp.array([0, 4, 1])].set(jnp.array([*ahead, 1.0]))
     for layer in ("layers.0.attention", "layers.1.attention"):
         params |= {f"{layer}.q.bias": 9 * jnp.tile(query, 2), f"{layer}.k.bias": 9 * jnp.tile(key, 2)}
         params |= {f"{layer}.{part}_norm": jnp.full(8, 3.0) for part in ("q", "k")}
@@ -103,13 +105,19 @@ def dflash_head(target: Llama) -> DflashHead:
     return dict_to_module(head, params)
 
 
-def with_markov_term(known: Models) -> Models:
-    """The same models, but a DFlash head with a random Markov term: nodes of a level have different drafts."""
-    head = known.draft[Dflash]
-    shape = HeadShape(head.config, {**head.options.settings, "markov_rank": 3})
-    random = Dflash().build_head(shape, nnx.Rngs(8))
-    corrected = dict_to_module(random, {**module_to_dict(random), **module_to_dict(head)})
-    return dataclasses.replace(known, draft={**known.draft, Dflash: corrected})
+def with_dspark(known: Models, draft_ids: Sequence[int] | None = None) -> Models:
+    """The same models, but a DSpark head, with all that it may have: rows that draft the next position, a random Markov
+    term, so that nodes of a level have different drafts, a random confidence head, and layers with sliding windows."""
+    mask = None if draft_ids is None else to_mask(draft_ids, known.target.config.vocab_size)
+    head = dflash_head(
+        known.target, draft_vocabulary=mask, markov_rank=3, anchor=True, causal=(True, False), windows=(5, 40),
+        confidence="markov",
+    )  # fmt: skip
+    params = module_to_dict(head)
+    params["confidence.proj.kernel"] = 0.3 * jax.random.normal(jax.random.key(0), (params["norm"].size + 3, 1))
+    if mask is not None:
+        params["head.kernel"] = module_to_dict(known.target)["head.kernel"][:, ids_of(mask, known.target.config.vocab_size)]
+    return dataclasses.replace(known, draft={**known.draft, Dflash: dict_to_module(head, params)})
 
 
 def eagle_head(config: LlamaConfig) -> EagleHead:

@@ -18,12 +18,12 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import make_mesh, split_mesh
-from tests.lossless.harness import decoded, models, requests, speculation, weights, with_markov_term
+from tests.lossless.harness import decoded, models, requests, speculation, weights, with_dspark
 
 NEW = 20
 ROWS = 64
 PROMPTS = [np.random.default_rng(0).integers(0, 24, size=n).tolist() for n in (1, 8, 13, 25, 2, 3, 5, 9)]
-EVERYTHING = with_markov_term(models(vocab_size=24, num_heads=4, num_kv_heads=2))
+EVERYTHING = with_dspark(models(vocab_size=24, num_heads=4, num_kv_heads=2))
 sharding.REPLICATED_BELOW = 0  # these heads are tiny, and are to be cut all the same
 
 

@@ -15,7 +15,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.prefix_cache import copied
 from jaxspec.methods.method import parse_method
-from tests.lossless.harness import begun, models, requests, rounds_of, speculation, weights
+from tests.lossless.harness import begun, models, requests, rounds_of, speculation, weights, with_dspark
 
 NEW, SMALL, LARGE = 40, 32, 80
 METHODS = (
@@ -23,9 +23,10 @@ METHODS = (
     "draft-model+chain,length=8",
     "edd,history=3+static,paths=0:1:00:01:000+cali-ts",
     "early-exit+chain,length=4",
+    "dflash+chain",
     *(
         pytest.param(name, marks=pytest.mark.soak)
-        for name in ("eagle3+eagle2,total=12,depth=4,width=3", "dflash+chain", "ngram+chain,length=12", "medusa+static")
+        for name in ("eagle3+eagle2,total=12,depth=4,width=3", "ngram+chain,length=12", "medusa+static")
     ),
 )
 
@@ -34,7 +35,7 @@ METHODS = (
 def test_a_cache_that_grows_shows_nowhere(name: str):
     spec, known = speculation(parse_method(name), greedy=False), models(vocab_size=23)
     spec = dataclasses.replace(spec, log_probs=True, tree_sizes=())
-    chosen = weights(spec, known)
+    chosen = weights(spec, with_dspark(known))
     for longest in range(13, 19):  # so that rounds begin with each number of rows left
         compare(spec, chosen, longest)
     keeps_finished_texts(spec, chosen)
@@ -76,7 +77,7 @@ def compare(spec: Speculation, chosen: Models, longest: int) -> None:
             state = loop.decode(spec, chosen, state, jnp.int32(LARGE))
             if int(state.round) == before:
                 assert state.tokens.shape[1] == SMALL, "it ended although it had room"
-                state = enlarge(spec.drafter, state, LARGE)
+                state = enlarge(spec.drafter, chosen, state, LARGE)
         ends.append(state)
     large, grown = ends
     assert grown.tokens.shape == large.tokens.shape, "it never grew"

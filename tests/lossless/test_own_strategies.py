@@ -39,8 +39,8 @@ class Narrowed(Drafter):
     def init(self, models: Models, batch: int, cache_len: int) -> State:
         return INNER.init(models, batch, cache_len)
 
-    def enlarge(self, state: State, cache_len: int) -> State:
-        return INNER.enlarge(state, cache_len)
+    def enlarge(self, models: Models, state: State, cache_len: int) -> State:
+        return INNER.enlarge(models, state, cache_len)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:
         return INNER.observe(models, state, committed)

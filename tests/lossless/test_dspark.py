@@ -1,4 +1,5 @@
-"""DFlash heads with a Markov term: nodes of a level have different drafts, and the text is the target's."""
+"""DSpark heads: nodes of a level have different drafts, of which the head estimates the acceptance; the text is the
+target's."""
 
 import pytest
 
@@ -13,14 +14,16 @@ from tests.lossless.harness import (
     run,
     run_refilled,
     speculation,
-    with_draft_vocabulary,
-    with_markov_term,
+    with_dspark,
 )
 
 QUICK = ("chain,length=4", "eagle2,total=12,depth=4,width=3")
 METHODS = [
     *(pytest.param(f"dflash+{b}", marks=() if b in QUICK else pytest.mark.soak) for b in combinations.BUILDERS),
     pytest.param("dflash+chain,length=3+threshold,gamma=0.2", marks=pytest.mark.soak),
+    "dflash+chain,length=4+confidence,threshold=0.5",
+    pytest.param("dflash+eagle2,total=12,depth=4,width=3+confidence,threshold=0.5", marks=pytest.mark.soak),
+    pytest.param(f"dflash+{combinations.BUILDERS[-1]}+{combinations.CONTROLLERS[-1]}", marks=pytest.mark.soak),
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
 ]
 KINDS = [
@@ -33,9 +36,8 @@ KINDS = [
 
 @pytest.fixture(scope="module")
 def target(tokens: str) -> Models:
-    """The harness's models; the head has a Markov term of random weights, and drafts every token or half of them."""
-    known = models(vocab_size=23)
-    return with_markov_term(known if tokens == "every token" else with_draft_vocabulary(known, range(0, 23, 2)))
+    """The harness's models with a DSpark head, which drafts every token or half of them."""
+    return with_dspark(models(vocab_size=23), None if tokens == "every token" else range(0, 23, 2))
 
 
 @pytest.mark.parametrize(("tokens", "greedy"), KINDS, scope="module")

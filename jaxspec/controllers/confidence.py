@@ -1,0 +1,40 @@
+"""Stop before the first draft that the head itself expects to be rejected (DSpark, arXiv:2607.05147, static cut)."""
+
+import dataclasses
+from typing import ClassVar, final
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Key
+
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Drafts, Models, State
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Confidence(Controller):
+    """Drops the drafts after a node whose confidence head is below a threshold, and all below them.
+
+    The confidence head reads only rows and tokens before the draft that it judges, so this is sound with every rule.
+
+    Attributes:
+        threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first
+            draft is below it is a plain one.
+    """
+
+    name: ClassVar[str] = "confidence"
+    needs_estimates: ClassVar[bool] = True
+    threshold: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise ValueError(f"confidence: threshold is a probability, so it must be from 0 to 1, not {self.threshold}")
+
+    def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
+        assert drafts.log_accept is not None, "checked by Method.fitted"
+        return jnp.exp(drafts.log_accept) >= self.threshold
+
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return jnp.ones(keys.shape, bool)
