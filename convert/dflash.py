@@ -1,104 +1,166 @@
-"""DFlash heads in the layouts of DFlash's authors and of speculators and vLLM.
+"""Block heads, DFlash's and DSpark's, in the layouts of DFlash's authors, DeepSpec, SpecForge, speculators and vLLM.
 
-The authors' files contain neither embedding nor LM head, those of speculators and vLLM both, and sometimes a draft
-vocabulary. The authors name the layers that a head reads by their outputs, speculators by their inputs.
+All have the same layers. What differs, and often only a setting or a class name tells it: whether a row drafts its own
+position or the next one, whether the block is causal, whether listed layers are named by their outputs or inputs,
+whether embedding and LM head are in the files, and the terms that DSpark adds.
 """
 
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, head_parts
-from jaxspec.convert.head_kinds import INPUTS, OUTPUTS
+from jaxspec.convert.head_kinds import INPUTS, OUTPUTS, classes_of
 from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, is_speculators, section
 from jaxspec.convert.names import theirs
+from jaxspec.convert.readers import Tensor
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
+from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
-_SECTION = "dflash_config"
+Layout = Literal["DFlash's authors", "DeepSpec", "SpecForge", "speculators and vLLM"]
+Rows = Literal["own", "next"]
+_SECTIONS = ("dflash_config", "dspark_config")
 _BLOCK = {"block_size": "block", "mask_token_id": "mask_token"}
-_OURS = {"fc.kernel": "fc.weight", "context_norm": "hidden_norm.weight"}
+_CAUSAL = ("is_causal", "causal", "causal_head")  # of DFlash's newer code, of Automodel, of JetSpec
+_MARKOV, _CONFIDENCE = ("markov_w1", "markov_w2"), ("weight", "bias")
+_OURS = {
+    "fc.kernel": "fc.weight",
+    "context_norm": "hidden_norm.weight",
+    "markov.embedding": "markov_head.markov_w1.weight",
+    "markov.head.kernel": "markov_head.markov_w2.weight",
+    "confidence.proj.kernel": "confidence_head.proj.weight",
+    "confidence.proj.bias": "confidence_head.proj.bias",
+}
+_ASSERTED = (*_BLOCK, OUTPUTS, "num_anchors", "markov_rank", "enable_confidence_head")  # DeepSpec has no defaults
+_ANCHORS = 512  # DeepSpec's default, in training; its code requires the setting
 
 
-def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
+def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = None) -> PublishedHead:
     """Reads config and headers of a published head; see `heads.plan`."""
     raw = head_kinds.read(source, "dflash")
-    model, given = _shape_of(raw, source), {**raw, **section(raw, _SECTION, source / "config.json")}
-    read_taps, settings = _read_taps(raw, given, source, taps, model.num_layers), _block(raw, given, source)
-    found = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
-    settings |= {
+    file, layout = source / "config.json", _layout_of(raw)
+    given = dict(raw)
+    for name in _SECTIONS:
+        given |= section(raw, name, file)
+    layers = head_parts.layers_config(raw, source)
+    model, windows = _shape_of(layers, raw, source), head_parts.windows_of(layers, source)
+    read_taps = _read_taps(raw, given, source, taps, model.num_layers)
+    found = {_without_prefix(name): each for name, each in _open(source).items()}
+    settings = {
+        **_block(given, source, layout),
+        **_terms(given, found, source, layout),
+        "anchor": _anchor(raw, given, source, layout, rows),
+        "causal": list(_causal(raw, given, source, windows or (0,) * model.num_layers)),
+        "windows": list(windows),
         "draft_vocabulary": head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source),
         "own_embedding": "embed_tokens.weight" in found,
         "own_head": "lm_head.weight" in found,
     }
-    layout = "the layout of speculators and vLLM" if is_speculators(raw) else "the layout of DFlash's authors"
+    if not any(settings["causal"]):
+        settings["causal"] = []
+    options = _options(settings, source)
     return PublishedHead(
-        Dflash(), "DFlash head", model.vocab_size, model.hidden_size, settings, _published,
-        model=model, layout=layout, taps=read_taps, target_layers=raw.get("num_target_layers"),
+        Dflash(), f"{options.kind} head", model.vocab_size, model.hidden_size, settings, _published,
+        model=model, options=DflashOptions, layout=f"the layout of {layout}", taps=read_taps,
+        target_layers=raw.get("num_target_layers"),
     ).with_tensors(found, source)  # fmt: skip
 
 
 def files(head: OwnHead, form: str) -> Files:
-    """The files of a head for DFlash's own code, or for speculators and vLLM; see `heads.export`."""
-    config, (target, goal) = head.config, head.with_target()
-    options, arrays = DflashOptions.from_settings(config.settings), head.arrays
-    full = {"sliding_window": None, "layer_types": ["full_attention"] * config.model.num_layers}
-    layers = {**head_parts.as_llama(head), **full}
-    if options.markov_rank:
-        raise CheckpointError(
-            f"the head at {head.path} has a Markov term (--markov-rank {options.markov_rank}), which no published "
-            "format of DFlash heads has"
-        )
+    """The files of a head for DFlash's own code, DeepSpec's, or speculators and vLLM; see `heads.export`."""
+    options, (target, goal) = DflashOptions.from_settings(head.config.settings), head.with_target()
+    layers = head_parts.with_windows(head_parts.as_llama(head), options.windows)
+    _check_format(head, options, form)
+    arrays = head.arrays if form == "dflash" else head_parts.with_targets(head, "embedding", "head.kernel")
+    terms = {
+        "sample_from_anchor": options.anchor,
+        "markov_rank": options.markov_rank,
+        **({"markov_head_type": "vanilla"} if options.markov_rank else {}),
+        "enable_confidence_head": options.confidence != "none",
+        **({"confidence_head_with_markov": options.confidence == "markov"} if options.confidence != "none" else {}),
+    }
+    block = {"block_size": options.block, "mask_token_id": options.mask_token}
     if form == "speculators":
-        arrays = _with_targets(head)
+        kind = "dspark" if options.kind == "DSpark" else "dflash"
+        if any(options.windows):
+            terms["sliding_window_non_causal"] = not any(options.causal)
         values = {
-            **head_parts.speculators_config(head, layers, options.block - 1),
-            "architectures": ["DFlashSpeculator"],
+            **head_parts.speculators_config(head, layers, options.levels, kind),
+            "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
             INPUTS: list(options.taps),
-            "block_size": options.block,
-            "mask_token_id": options.mask_token,
-            "sample_from_anchor": False,
+            **block,
             "draft_vocab_size": arrays["head.kernel"].shape[-1],
+            **(terms if kind == "dspark" else _without_terms(terms)),
         }
+    elif form == "deepspec":
+        outputs = {OUTPUTS: [tap - 1 for tap in options.taps], "num_target_layers": goal.model.num_layers}
+        values = {
+            **layers, "architectures": ["Qwen3DSparkModel"], "tie_word_embeddings": False, **block, **outputs,
+            "num_anchors": _ANCHORS, **terms, **dict.fromkeys(_CAUSAL, False),
+        }  # fmt: skip
     else:
-        for differs, what in (
-            (options.own_embedding, "has an embedding of its own"),
-            (options.with_lm_head, "has an LM head of its own"),
-            (0 in options.taps, "reads the target's embeddings, as the input of layer 0"),
-        ):
-            if differs:
-                raise CheckpointError(
-                    f"the head at {head.path} {what}, which DFlash's own code does not support; use --format "
-                    "speculators"
-                )
         values = {
             **layers,
             "architectures": ["DFlashDraftModel"],
             "block_size": options.block,
             "num_target_layers": goal.model.num_layers,
-            _SECTION: {"mask_token_id": options.mask_token, OUTPUTS: [tap - 1 for tap in options.taps]},
+            "sample_from_anchor": False,
+            **_causal_keys(options),
+            "dflash_config": {"mask_token_id": options.mask_token, OUTPUTS: [tap - 1 for tap in options.taps]},
         }
-    summary = f"DFlash head for {target}, which drafts blocks of {options.block}"
-    return Files(values, arrays, _published, summary)
+        if "is_causal" in values:
+            values["dflash_config"] |= dict.fromkeys(_CAUSAL[1:], values["is_causal"])
+    if options.temperatures:
+        say("the calibration of the confidence head (temperatures) is left out: no format has a place for it")
+    return Files(values, arrays, _published, f"{options.kind} head for {target}, which drafts {options.levels} tokens")
 
 
-def _with_targets(head: OwnHead) -> dict[str, Any]:
-    """The arrays of a head, with the target's embedding and LM head where it has none of its own."""
-    target, goal = head.with_target()
-    both = {"embedding": "embedding", "head.kernel": head_parts.lm_head_of(goal)}
-    wanted = {ours: name for ours, name in both.items() if ours not in head.arrays}
-    if None in wanted.values():
-        raise CheckpointError(
-            f"{target} holds {goal.quantize} weights, and files of speculators repeat the LM head in floats; name a "
-            "checkpoint that was converted without --quantize"
-        )
-    found = parameters.read_arrays(target / "params", set(wanted.values())) if wanted else {}
-    turned = lambda ours, name: found[name].T if ours == "head.kernel" and name == "embedding" else found[name]
-    targets = {ours: turned(ours, name).astype(head.config.source_dtype) for ours, name in wanted.items()}
-    return {**head.arrays, **targets}
+def _check_format(head: OwnHead, options: DflashOptions, form: str) -> None:
+    """Raises CheckpointError if a format, or the code that reads it, does not support the head."""
+    layers = head.config.model.num_layers
+    slides = [window > 0 for window in options.windows] or [False] * layers
+    causal = list(options.causal) or [False] * layers
+    of_windows = {each for each, slide in zip(causal, slides, strict=True) if slide}
+    of_others = {each for each, slide in zip(causal, slides, strict=True) if not slide}
+    own = "speculators"
+    refusals = {
+        "dflash": (
+            (options.own_embedding, "has an embedding of its own", own),
+            (options.with_lm_head, "has an LM head of its own", own),
+            (0 in options.taps, "reads the target's embeddings, as the input of layer 0", own),
+            (options.kind == "DSpark", "has DSpark's Markov term or confidence head", "deepspec"),
+            (options.anchor, "drafts the next position in each row", "deepspec"),
+            (len(set(causal)) > 1 and causal != slides, "is causal in some layers only", None),
+        ),
+        "deepspec": (
+            (not options.anchor, "drafts its own position in each row", own),
+            (options.draft_vocabulary is not None, "has a draft vocabulary", own),
+            (any(slides), "has layers with a sliding window", own),
+            (any(causal), "has causal blocks", None),
+        ),
+        "speculators": (
+            (True in of_others, "has causal blocks in layers without a sliding window", "dflash"),
+            (len(of_windows) > 1, "is causal in some of its layers with a sliding window only", None),
+        ),
+    }
+    for differs, what, other in refusals[form]:
+        if differs:
+            advice = "" if other is None else f"; use --format {other}"
+            raise CheckpointError(f"the head at {head.path} {what}, which --format {form} cannot describe{advice}")
+
+
+def _without_terms(terms: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a DFlash head has in speculators' format."""
+    return {key: terms[key] for key in ("sample_from_anchor", "sliding_window_non_causal") if key in terms}
+
+
+def _causal_keys(options: DflashOptions) -> dict[str, bool]:
+    """`is_causal`, unless it differs between layers: without it, layers with a window are causal and others are not."""
+    causal = set(options.causal) or {False}
+    return {"is_causal": causal.pop()} if len(causal) == 1 else {}
 
 
 def _published(ours: str) -> str:
@@ -106,10 +168,35 @@ def _published(ours: str) -> str:
     return _OURS.get(ours) or theirs(ours).removeprefix("model.")
 
 
-def _shape_of(raw: Mapping[str, Any], source: Path) -> LlamaConfig:
+def _open(source: Path) -> dict[str, Tensor]:
+    return head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
+
+
+def _without_prefix(name: str) -> str:
+    """Early SpecForge has DSpark's terms under `logit_head`."""
+    inner = name.removeprefix("logit_head.")
+    return inner if inner in _OURS.values() else name
+
+
+def _layout_of(raw: Mapping[str, Any]) -> Layout:
+    """The project whose layout a config has."""
+    if is_speculators(raw):
+        return "speculators and vLLM"
+    classes = classes_of(raw)
+    if "Qwen3DSparkModel" in classes:
+        return "DeepSpec"
+    nested = raw.get("dflash_config") or {}
+    if "DSparkDraftModel" in classes or "dspark_config" in raw or "dspark" in (
+        raw.get("projector_type"), nested.get("projector_type"),
+    ):  # fmt: skip
+        return "SpecForge"
+    return "DFlash's authors"
+
+
+def _shape_of(layers: Mapping[str, Any], raw: Mapping[str, Any], source: Path) -> LlamaConfig:
     """Shape of the head's layers. They are Qwen3 layers, whatever the target is."""
-    file, layers = source / "config.json", head_parts.layers_config(raw, source)
-    read_as = {"model_type": "qwen3", "tie_word_embeddings": False, "is_causal": None}
+    file = source / "config.json"
+    read_as = {"model_type": "qwen3", "tie_word_embeddings": False, "is_causal": None, **head_parts.FULL}
     shape = head_parts.shape_of(layers, raw, source, **read_as)
     ropes = (section(layers, key, file) for key in ("rope_parameters", "rope_scaling"))
     if not any(where.get("rope_theta") for where in (layers, *ropes)):
@@ -125,7 +212,7 @@ def _read_taps(
 ) -> Taps:
     """The layers whose inputs are fused. Without a list, the head reads as many as the `count` of its own layers.
 
-    `given` has the settings at the top level and in the head's own section, `override` what the user names.
+    `given` has the settings at the top level and in the head's own sections, `override` what the user names.
     """
     file, default = source / "config.json", functools.partial(official_taps, count=count)
     if override is not None:
@@ -144,17 +231,140 @@ def _read_taps(
     return Taps(layers, f"{INPUTS}, read as layers whose inputs these are", default)
 
 
-def _block(raw: Mapping[str, Any], given: Mapping[str, Any], source: Path) -> dict[str, Any]:
+def _block(given: Mapping[str, Any], source: Path, layout: Layout) -> dict[str, Any]:
     """The settings of `DflashOptions` about blocks: `block` and `mask_token`. Raises CheckpointError without them."""
     file = source / "config.json"
-    if OUTPUTS in raw and "sample_from_anchor" not in given:
-        raise CheckpointError(
-            f"{file} has {OUTPUTS} outside {_SECTION}, like DeepSpec, whose rows draft the next position; add "
-            "sample_from_anchor: false if those of this head draft their own"
-        )
+    for key in _ASSERTED if layout == "DeepSpec" else _BLOCK:
+        if given.get(key) is None:
+            raise CheckpointError(f"{file} gives no {key}, which this head's own code requires; add it")
     for key in _BLOCK:
-        if key not in given:
-            raise CheckpointError(f"{file} gives no {key}, which a DFlash head needs; add it")
         if type(given[key]) is not int or given[key] < 0:
             raise CheckpointError(f"{file} must give a whole number as {key!r}, and it has {given[key]!r}")
     return {ours: given[key] for key, ours in _BLOCK.items()}
+
+
+def _anchor(
+    raw: Mapping[str, Any], given: Mapping[str, Any], source: Path, layout: Layout, override: Rows | None
+) -> bool:
+    """Whether each row drafts the next position, and not its own. Raises CheckpointError where nothing tells."""
+    file = source / "config.json"
+    if override is not None:
+        return override == "next"
+    flag = _boolean(given, "sample_from_anchor", file)
+    if flag is not None:
+        return flag
+    if layout in ("DeepSpec", "SpecForge"):
+        return True
+    advice = "add sample_from_anchor, true if each row drafts the next position, or give --rows"
+    if layout == "speculators and vLLM" and raw.get("speculators_model_type") == "dspark":
+        drafted, block = _speculative_tokens(raw), given.get("block_size", 0)
+        if drafted not in (block, block - 1):
+            raise CheckpointError(
+                f"{file} has no sample_from_anchor, and its proposal_methods draft {drafted} tokens of blocks of "
+                f"{block}, so which position a row drafts is not known; {advice}"
+            )
+        return drafted == block
+    if OUTPUTS in raw and layout == "DFlash's authors":
+        raise CheckpointError(
+            f"{file} has {OUTPUTS} outside dflash_config, like DeepSpec, whose rows draft the next position, "
+            f"and another class; {advice}"
+        )
+    return False
+
+
+def _speculative_tokens(raw: Mapping[str, Any]) -> Any:
+    """What vLLM drafts per round by default, from `speculators_config`; None if it is not there."""
+    settings = raw.get("speculators_config")
+    methods = settings.get("proposal_methods") if isinstance(settings, dict) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    return first.get("speculative_tokens") if isinstance(first, dict) else None
+
+
+def _causal(raw: Mapping[str, Any], given: Mapping[str, Any], source: Path, windows: Sequence[int]) -> tuple[bool, ...]:
+    """Whether the block is causal in each layer.
+
+    Without a setting it is in layers with a window, as vLLM and SpecForge read it, and in no others. Automodel's layers
+    never are, and its class names are DeepSpec's and DFlash's with another prefix, so these need the setting.
+    """
+    file, slides = source / "config.json", [window > 0 for window in windows]
+    flags = {key: _boolean(given, key, file) for key in _CAUSAL if given.get(key) is not None}
+    if len(set(flags.values())) > 1:
+        told = " and ".join(f"{key} {value}" for key, value in flags.items())
+        raise CheckpointError(f"{file} contradicts itself about causal blocks: {told}")
+    flag = next(iter(flags.values()), None)
+    if is_speculators(raw):
+        non_causal = bool(_boolean(raw, "sliding_window_non_causal", file))
+        causal = tuple(slide and not non_causal for slide in slides)
+        if flag is not None and set(causal) != {flag}:
+            raise CheckpointError(
+                f"{file} sets {next(iter(flags))!r} to {flag}, and by sliding_window_non_causal and layer_types its "
+                "layers are otherwise; delete the wrong one"
+            )
+        return causal
+    if flag is not None:
+        return (flag,) * len(slides)
+    if any(slides) and not {"Qwen3DSparkModel", "Qwen3DFlashDraftModel"}.isdisjoint(map(str, classes_of(raw))):
+        raise CheckpointError(
+            f"{file} has layers with a sliding window and no is_causal, and projects disagree on causal blocks there; "
+            "add is_causal"
+        )
+    return tuple(slides)
+
+
+def _terms(given: Mapping[str, Any], found: Mapping[str, Tensor], source: Path, layout: Layout) -> dict[str, Any]:
+    """The settings about DSpark's terms. Raises CheckpointError where config and tensors disagree."""
+    file, speculators = source / "config.json", given.get("speculators_model_type") == "dspark"
+    rank, kind = given.get("markov_rank", 256 if speculators else 0), given.get("markov_head_type", "vanilla")
+    if type(rank) is not int or rank < 0:
+        raise CheckpointError(f"{file} must give a whole number as 'markov_rank', and it has {rank!r}")
+    if kind != "vanilla":
+        raise CheckpointError(f"{file} sets 'markov_head_type' to {kind!r}, and jaxspec only reads 'vanilla'")
+    enabled = _boolean(given, "enable_confidence_head", file)
+    if enabled is None:
+        alpha = given.get("confidence_head_alpha", 0)
+        if not isinstance(alpha, int | float) or isinstance(alpha, bool):
+            raise CheckpointError(f"{file} must give a number as 'confidence_head_alpha', and it has {alpha!r}")
+        enabled = speculators or alpha > 0
+    with_markov = _boolean(given, "confidence_head_with_markov", file)
+    if enabled and with_markov is None and layout == "DeepSpec":
+        raise CheckpointError(
+            f"{file} gives no confidence_head_with_markov, which this head's own code requires; add it"
+        )
+    with_markov = speculators if with_markov is None else with_markov
+    projector = given.get("projector_type", "dspark" if layout == "SpecForge" else "dflash")
+    if projector not in ("dflash", "dspark") or (layout == "SpecForge") != (projector == "dspark"):
+        raise CheckpointError(f"{file} sets 'projector_type' to {projector!r}, unlike its other settings")
+    plain = layout == "DFlash's authors" or given.get("speculators_model_type") == "dflash"
+    if plain and (rank or enabled):
+        raise CheckpointError(
+            f"{file} sets {'markov_rank' if rank else 'enable_confidence_head'}, which only DSpark heads have, and its "
+            "class or type is DFlash's; correct one of them"
+        )
+    for key, wanted, names in (
+        ("markov_rank", rank, [f"markov_head.{name}.weight" for name in _MARKOV]),
+        ("enable_confidence_head", enabled, [f"confidence_head.proj.{name}" for name in _CONFIDENCE]),
+    ):
+        held = [name for name in names if name in found]
+        if bool(wanted) != bool(held):
+            which = f"tensor {held[0]} is in the files" if held else f"tensor {names[0]} is missing"
+            raise CheckpointError(
+                f"{file} has {key} {wanted}, and {which}; the files or their config are another head's"
+            )
+    confidence = ("markov" if with_markov else "hidden") if enabled else "none"
+    return {"markov_rank": rank, "confidence": confidence}
+
+
+def _boolean(values: Mapping[str, Any], key: str, file: Path) -> bool | None:
+    """A setting that is true, false or absent. Raises CheckpointError if it is something else."""
+    value = values.get(key)
+    if not isinstance(value, bool | None):
+        raise CheckpointError(f"{file} must give true or false as {key!r}, and it has {value!r}")
+    return value
+
+
+def _options(settings: Mapping[str, Any], source: Path) -> DflashOptions:
+    """The options, of which the taps are not known yet. Raises CheckpointError if they contradict each other."""
+    try:
+        return DflashOptions.from_settings({**settings, "taps": [0]})
+    except ValueError as error:
+        raise CheckpointError(f"{source / 'config.json'}: {error}") from error

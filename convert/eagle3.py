@@ -26,7 +26,8 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     """Reads config and headers of a published head; see `heads.plan`."""
     raw = head_kinds.read(source, "eagle3")
     layers, what = head_parts.layers_config(raw, source), "an EAGLE-3 head that jaxspec reads"
-    model = head_parts.shape_of(layers, raw, source, what, model_type="llama")
+    model = head_parts.shape_of(layers, raw, source, what, any_width=True, model_type="llama", **head_parts.FULL)
+    width, window = raw.get("target_hidden_size", model.hidden_size), head_parts.windows_of(layers, source)
     read_taps, norms = _read_taps(raw, source, taps), _norms(raw, source)
     found = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
@@ -37,55 +38,94 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
     mask = head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source)
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
+    if window:
+        settings["window"] = window[0]
+    if width != model.hidden_size:
+        settings["target_width"] = width
+        if not settings["own_embedding"]:
+            raise CheckpointError(
+                f"tensor embed_tokens.weight is missing in {source}: a head of width {model.hidden_size} for a target "
+                f"of width {width} needs an embedding of its own"
+            )
+    elif mask is None:
+        settings["own_head"] = True  # unless it proves to be the target's
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
     layout, target_layers = f"the layout of {_layout_of(raw)}", raw.get("num_target_layers")
     return PublishedHead(
-        Eagle3(), "EAGLE-3 head", model.vocab_size, model.hidden_size, settings, _published(layer, norms["tap_norm"]),
-        model=model, layout=layout, taps=read_taps, target_layers=target_layers,
+        Eagle3(), "EAGLE-3 head", model.vocab_size, width, settings, _published(layer, norms["tap_norm"]),
+        model=model, options=Eagle3Options, layout=layout, taps=read_taps, target_layers=target_layers,
     ).with_tensors(found, source)  # fmt: skip
 
 
 def files(head: OwnHead, form: str) -> Files:
-    """The files of a head for EAGLE's own code and SGLang, or for speculators and vLLM; see `heads.export`."""
+    """The files of a head for EAGLE's own code and SGLang, for DeepSpec, or for speculators and vLLM.
+
+    See `heads.export`.
+    """
     options, layer = Eagle3Options.from_settings(head.config.settings), head_parts.as_llama(head)
     if not options.final_norm:
         raise CheckpointError(
             f"the head at {head.path} has no norm before its LM head, which only SpecForge supports; none of the "
             "formats can describe it"
         )
+    if form == "deepspec":
+        arrays = head_parts.with_targets(head, "embedding", "head.kernel")
+        summary = f"EAGLE-3 head for {head.target}, which drafts every token"
+        return Files(_deepspec(head, options, layer), arrays, _published("layers.0", options.tap_norm), summary)
+    arrays = head_parts.with_targets(head, "head.kernel")
     # `norm_output` is left to the layouts, because projects that read the official one disagree on it. Defaults of the
     # others differ, so every flag is written.
     values: dict[str, Any] = {
         "norm_before_residual": options.norm_before_residual,
         "norm_before_fc": options.tap_norm == "all",
         "fc_norm": options.tap_norm == "each",
-        "draft_vocab_size": head.arrays["head.kernel"].shape[-1],
+        "draft_vocab_size": arrays["head.kernel"].shape[-1],
+        **({} if options.target_width is None else {"target_hidden_size": options.target_width}),
     }
     if form == "speculators":
-        values |= head_parts.speculators_config(head, layer, _LEVELS)
+        layer = head_parts.with_windows(layer, (options.window,)) if options.window else layer
+        values |= head_parts.speculators_config(head, layer, _LEVELS, "eagle3")
         values |= {"architectures": ["Eagle3Speculator"], LISTED: list(options.taps)}
         values["norm_output"] = options.returns_normed
     else:
         values = {**head_parts.eagles_rope(layer), **values, **_official(head, options)}
     published = _published("layers.0" if form == "speculators" else "midlayer", options.tap_norm)
     summary = f"EAGLE-3 head for {head.target}, which drafts {values['draft_vocab_size']} tokens"
-    return Files(values, head.arrays, published, summary)
+    return Files(values, arrays, published, summary)
+
+
+def _deepspec(head: OwnHead, options: Eagle3Options, layer: dict[str, Any]) -> dict[str, Any]:
+    """config.json for DeepSpec's code. Raises CheckpointError for what it does not compute."""
+    _refuse(
+        head,
+        "DeepSpec's code",
+        (not head.config.model.qk_norm, "does not norm queries and keys"),
+        (options.draft_vocabulary is not None, "has a draft vocabulary"),
+        (options.target_width is not None, "has another width than its target"),
+        (options.window > 0, "has a sliding window"),
+        (options.tap_norm != "none", "norms the layers of the target before fc"),
+        (options.norm_before_residual, "begins the residual stream with the normed feature"),
+        (options.returns_normed, "feeds back the output of its final norm"),
+    )
+    return {
+        **head_parts.with_windows(layer, ()), "architectures": ["Qwen3Eagle3Model"], "tie_word_embeddings": False,
+        "num_target_layers": head.with_target()[1].model.num_layers, OUTPUTS: [tap - 1 for tap in options.taps],
+    }  # fmt: skip
 
 
 def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
     """The entries of config.json for EAGLE's own code. Raises CheckpointError for what it does not compute."""
     official = official_taps(head.with_target()[1].model.num_layers)
-    for differs, what in (
+    _refuse(
+        head,
+        "EAGLE's own code",
         (head.config.model.qk_norm, "norms queries and keys"),
         (options.tap_norm != "none", "norms the layers of the target before fc"),
         (options.norm_before_residual, "begins the residual stream with the normed feature"),
         (options.returns_normed, "feeds back the output of its final norm"),
+        (options.window > 0, "has a sliding window"),
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
-    ):
-        if differs:
-            raise CheckpointError(
-                f"the head at {head.path} {what}, which EAGLE's own code does not compute; use --format speculators"
-            )
+    )
     values: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
     if options.taps != official:
         say(
@@ -94,6 +134,15 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
         )
         values["eagle_config"] = {LISTED: [tap - 1 for tap in options.taps]}
     return values
+
+
+def _refuse(head: OwnHead, whose: str, *checks: tuple[bool, str]) -> None:
+    """Raises CheckpointError for the first of `checks` that holds."""
+    for differs, what in checks:
+        if differs:
+            raise CheckpointError(
+                f"the head at {head.path} {what}, which {whose} does not compute; use --format speculators"
+            )
 
 
 def _published(layer: str, tap_norm: str) -> Callable[[str], str]:

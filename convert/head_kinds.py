@@ -45,17 +45,16 @@ _TABLE = (  # the first match counts
         classes="(?!Qwen3DSpark).*DSparkModel|Gemma.*Eagle3.*|Eagle3Deepseek.*",
     ),
     Row(
-        "a DSpark head, with a Markov term or a confidence head",
-        "dspark",
-        "DSpark.*",
-        "markov_rank|enable_confidence_head|use_confidence_head|dspark_.*",
-        r"(.*\.)?(markov_(head|w1|w2)|confidence_(head|proj))\..*",
+        "a DSpark head as Model Optimizer writes it, with settings and names of its own",
+        keys="use_confidence_head|shift_label",
+        tensors=r"(?!.*markov_head\.)(.*\.)?(markov_w[12]|confidence_proj)\..*",
     ),
+    Row("a DSpark head inside a target of its own family (dspark_* settings)", keys="dspark_(?!config).*"),
     Row(
-        "a DFlash head with anchor rows (DeepSpec, sample_from_anchor), which draft the next position, not their own",
-        classes="Qwen3DSparkModel",
-        keys="sample_from_anchor|shift_label",
+        "a DSpark head with a gated or recurrent Markov term (markov_head_type gated or rnn), not the vanilla one",
+        tensors=r"(.*\.)?markov_head\.(gate|joint)_proj\..*",
     ),
+    Row("dflash", "dspark", "DSparkDraftModel|DSparkSpeculator|Qwen3DSparkModel", "dspark_config"),
     Row("eagle3", "eagle3", "LlamaForCausalLMEagle3|Eagle3LlamaForCausalLM|Eagle3Speculator|Qwen3Eagle3Model"),
     Row("dflash", "dflash", "DFlashDraftModel|Qwen3DFlashDraftModel|DFlashSpeculator", "dflash_config"),
     Row("eagle", "", "LlamaForCausalLMEagle|EagleLlamaForCausalLM|EAGLEModel"),
@@ -65,7 +64,7 @@ _WHAT = {
     "eagle3": "an EAGLE-3 head",
     "dflash": "a DFlash head",
     "medusa": "Medusa heads",
-    "speculators": "a head in the speculators format that is neither EAGLE-3's nor DFlash's; only these are supported",
+    "speculators": "a head in the speculators format of another kind than EAGLE-3, DFlash and DSpark",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
     "unknown": "no head of a known kind: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
@@ -166,9 +165,12 @@ _LLAMAS = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Mixtr
 _MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3", "eagle", None)
 _FUSED = _words("speculators_model_type transformer_layer_config draft_vocab_size target_hidden_size num_target_layers")
 _BLOCKS = _words("block_size mask_token_id target_layer_ids")
+_DSPARK = _words(
+    """markov_rank markov_head_type enable_confidence_head confidence_head_with_markov confidence_head_alpha
+    sample_from_anchor projector_type causal causal_head is_causal"""
+)
 _EAGLE3_ON = "is_causal next_layer_regular use_aux_hidden_state use_input_layernorm_in_first_layer use_last_layernorm"
-_DFLASH_OFF = """causal causal_head is_causal sample_from_anchor shift_label use_swa confidence_head_with_markov
-    enable_confidence_head use_confidence_head"""
+_DFLASH_OFF = "shift_label use_swa use_confidence_head"
 _KEYS = {
     "eagle": Keys(
         _words("bias qkv_bias eagle_fc_bias model method truncated_vocab_size"),
@@ -189,10 +191,17 @@ _KEYS = {
         (*_LLAMAS, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Qwen3Eagle3Model"),
     ),
     "dflash": Keys(
-        _FUSED | _BLOCKS | {"dflash_config", INPUTS, "sliding_window_non_causal"},  # the last needs windows
-        _BLOCKS,
-        {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False), "markov_rank": 0, "projector_type": "dflash"},
-        ("DFlashDraftModel", "Qwen3DFlashDraftModel", "DFlashSpeculator"),
+        _FUSED | _BLOCKS | _DSPARK | {"dflash_config", "dspark_config", INPUTS, "sliding_window_non_causal"},
+        _BLOCKS | _DSPARK,
+        {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False), "attention_mode": "gqa"},
+        (
+            "DFlashDraftModel",
+            "Qwen3DFlashDraftModel",
+            "DFlashSpeculator",
+            "DSparkDraftModel",
+            "DSparkSpeculator",
+            "Qwen3DSparkModel",
+        ),
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), frozenset(), {"medusa_num_layers": 1}),
 }

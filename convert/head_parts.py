@@ -3,19 +3,23 @@
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flax import nnx
 
+from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
+from jaxspec.convert.hf_config import integer
 from jaxspec.convert.names import unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import match
 from jaxspec.decoding.drafter import Drafter, HeadShape
 from jaxspec.drafters import draft_vocabulary
+from jaxspec.drafters.dflash import DflashOptions
+from jaxspec.drafters.eagle3 import Eagle3Options
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
@@ -53,6 +57,7 @@ class PublishedHead:
     layout: str | None = None  # the project whose layout the files have, for messages
     taps: Taps | None = None  # None: it reads no layers of the target
     target_layers: int | None = None  # number of layers of its target, if the config gives it
+    options: type[DflashOptions] | type[Eagle3Options] | None = None  # the type of its settings, if it has one
     lm_head: Tensor | None = None  # the target's, which an older variant of EAGLE's files contains
 
     def with_tensors(self, found: Source, source: Path) -> "PublishedHead":
@@ -117,26 +122,77 @@ def layers_config(raw: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
 
 
 def shape_of(
-    layers: Mapping[str, Any], raw: Mapping[str, Any], source: Path, single: str | None = None, **read_as: Any
+    layers: Mapping[str, Any],
+    raw: Mapping[str, Any],
+    source: Path,
+    single: str | None = None,
+    *,
+    any_width: bool = False,
+    **read_as: Any,
 ) -> LlamaConfig:
-    """Shape of the layers that `layers`, a part of the config `raw`, describes, if they are as wide as the target.
+    """Shape of the layers that `layers`, a part of the config `raw`, describes.
 
     Args:
+        any_width: whether it may differ from the target's width.
         single: what to call a head that must have one layer, such as `an EAGLE head`; None: any number.
         read_as: settings that have these values whatever the target is, such as `model_type`.
     """
-    file, window = source / "config.json", layers.get("sliding_window")
-    if window is not None and layers.get("use_sliding_window") is not False and not layers.get("layer_types"):
-        raise CheckpointError(f"{file} sets sliding-window attention (sliding_window {window}), not supported here")
+    file = source / "config.json"
+    windows_of(layers, source)
     shape = hf_config.to_llama({**layers, "architectures": None, **read_as})
     if single is not None and shape.num_layers != 1:
         raise CheckpointError(f"{file} has num_hidden_layers {shape.num_layers}, and {single} has one layer")
-    if (width := raw.get("target_hidden_size", shape.hidden_size)) != shape.hidden_size:
+    width = integer(raw, "target_hidden_size", str(file), shape.hidden_size)
+    if width != shape.hidden_size and not any_width:
         raise CheckpointError(
-            f"{file} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports heads "
-            "that are as wide as their target"
+            f"{file} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports such "
+            "heads that are as wide as their target"
         )
     return shape
+
+
+def windows_of(layers: Mapping[str, Any], source: Path) -> tuple[int, ...]:
+    """The sliding window of each of a head's layers, 0 for a layer without one; empty if none has one.
+
+    Raises CheckpointError where the config does not give them, or contradicts itself.
+    """
+    file, types, window = source / "config.json", layers.get("layer_types"), layers.get("sliding_window")
+    if not types:
+        if window is not None and layers.get("use_sliding_window") is not False:
+            raise CheckpointError(
+                f"{file} sets sliding-window attention (sliding_window {window}) and no layer_types, so the layers "
+                "that it is for are not known; add layer_types"
+            )
+        return ()
+    known = {"full_attention": False, "sliding_attention": True}
+    if not isinstance(types, list) or (other := [each for each in types if each not in known]):
+        raise CheckpointError(f"layer_types {(other or [types])[0]!r} in {file} is not supported")
+    if not any(known[each] for each in types):
+        return ()
+    if layers.get("use_sliding_window") is False:
+        raise CheckpointError(f"{file} has layer_types 'sliding_attention', and use_sliding_window false")
+    if window is None:
+        raise CheckpointError(f"{file} has layer_types 'sliding_attention', and no sliding_window")
+    size = integer(layers, "sliding_window", str(file))
+    if len(types) != layers.get("num_hidden_layers"):
+        raise CheckpointError(
+            f"{file} has layer_types for {len(types)} layers, and num_hidden_layers {layers.get('num_hidden_layers')}"
+        )
+    return tuple(size * known[each] for each in types)
+
+
+def with_windows(layers: dict[str, Any], windows: Sequence[int]) -> dict[str, Any]:
+    """A config of layers, with these sliding windows; the inverse of `windows_of`."""
+    size = max(windows, default=0)
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    full = ["full_attention"] * layers["num_hidden_layers"]
+    return {
+        **layers, "use_sliding_window": size > 0, "sliding_window": size or None, "layer_types": types or full,
+    }  # fmt: skip
+
+
+FULL = {"layer_types": None, "sliding_window": None, "use_sliding_window": None}
+"""Settings of layers without windows, for `hf_config`, which reads the others."""
 
 
 def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
@@ -236,6 +292,22 @@ def draft_maps(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
     return {"d2t": ids - np.arange(len(ids)), "t2d": np.isin(np.arange(vocab_size), ids)}
 
 
+def with_targets(head: OwnHead, *names: Literal["embedding", "head.kernel"]) -> dict[str, np.ndarray]:
+    """The arrays of a head, with the target's embedding or LM head, as named, where it has none of its own."""
+    target, goal = head.with_target()
+    both = {"embedding": "embedding", "head.kernel": lm_head_of(goal)}
+    wanted = {ours: both[ours] for ours in names if ours not in head.arrays}
+    if None in wanted.values():
+        raise CheckpointError(
+            f"{target} holds {goal.quantize} weights, and the format repeats the LM head in floats; name a "
+            "checkpoint that was converted without --quantize"
+        )
+    found = parameters.read_arrays(target / "params", set(wanted.values())) if wanted else {}
+    turned = lambda ours, name: found[name].T if ours == "head.kernel" and name == "embedding" else found[name]
+    targets = {ours: turned(ours, name).astype(head.config.source_dtype) for ours, name in wanted.items()}
+    return {**head.arrays, **targets}
+
+
 def lm_head_of(target: CheckpointConfig) -> str | None:
     """The target's parameter that is its LM head; None if it is quantised, and so cannot be compared."""
     if target.model.tie_embeddings:
@@ -266,12 +338,13 @@ def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
 
 
-def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int) -> dict[str, Any]:
+def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int, kind: str) -> dict[str, Any]:
     """The entries of config.json that heads of every kind have for speculators and vLLM.
 
-    `layers` is the config.json of the head's layers as a model, `drafted` what vLLM drafts per round by default.
+    `layers` is the config.json of the head's layers as a model, `drafted` what vLLM drafts per round by default, `kind`
+    the name of the format's algorithm.
     """
-    (target, goal), kind, verifier = head.with_target(), head.config.drafter, head.verifier
+    (target, goal), verifier = head.with_target(), head.verifier
     if verifier is None:
         verifier = target.resolve().name
         say(f"the target is called {verifier} there; --verifier gives the id or folder that vLLM loads")

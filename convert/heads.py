@@ -26,37 +26,48 @@ from jaxspec.host.terminal import say
 
 _KINDS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa}
 # Formats to export, with the drafters whose heads they can describe.
-_FORMATS = {**{name: (name,) for name in _KINDS}, "speculators": ("eagle3", "dflash")}
+_FORMATS = {**{name: (name,) for name in _KINDS}, **dict.fromkeys(("deepspec", "speculators"), ("eagle3", "dflash"))}
 
 
-def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
+def plan(source: Path, taps: Sequence[int] | None = None, rows: dflash.Rows | None = None) -> PublishedHead:
     """The published head in a folder. Raises CheckpointError if it is invalid, or of a kind that jaxspec does not read.
 
-    `taps` are the target layers whose inputs an EAGLE-3 or DFlash head reads; None: those in its config.
+    Args:
+        taps: the target layers whose inputs an EAGLE-3 or block head reads; None: those in its config.
+        rows: whether each row of a block head drafts its own position or the next; None: by its config.
     """
     kind = head_kinds.kind_of(source, read_config(source))
-    if kind in ("eagle3", "dflash"):
-        return _KINDS[kind].plan(source, taps)
+    if rows is not None and kind != "dflash":
+        raise ValueError(f"--rows is for DFlash and DSpark heads, and {source} holds none")
+    if kind == "dflash":
+        return dflash.plan(source, taps, rows)
+    if kind == "eagle3":
+        return eagle3.plan(source, taps)
     if taps is not None:
         raise ValueError(f"--taps is for EAGLE-3 and DFlash heads, and {source} holds none")
     return _KINDS.get(kind, eagle).plan(source)  # EAGLE's refuses every other kind by name
 
 
 def convert(
-    source: Path, out: Path, target: Path, dtype: str | None = None, taps: Sequence[int] | None = None
+    source: Path,
+    out: Path,
+    target: Path,
+    dtype: str | None = None,
+    taps: Sequence[int] | None = None,
+    rows: dflash.Rows | None = None,
 ) -> heads.HeadConfig:
     """Converts the published head in `source` into the head `out`, and reports its layout and taps.
 
     Args:
         target: the checkpoint that the head was trained for.
         dtype: dtype of every parameter; None keeps each tensor's own.
-        taps: as in `plan`.
+        taps: as in `plan`, as are `rows`.
 
     Raises:
         CheckpointError: the source is invalid or for another target.
-        ValueError: `out` exists, or `taps` are given for a head without any.
+        ValueError: `out` exists, or `taps` or `rows` are given for a head without any.
     """
-    head, goal = plan(source, taps), config_json.read_config(target)
+    head, goal = plan(source, taps, rows), config_json.read_config(target)
     widths = dataclasses.replace(goal.model, vocab_size=head.vocab_size, hidden_size=head.hidden_size)
     heads.check_same_shape(source, widths, goal.model)
     settings, tensors, stored = dict(head.settings), head.tensors, main_dtype(head.tensors.values())
@@ -78,6 +89,8 @@ def convert(
                 say(f"{source} has {what} of its own, unlike that of {target}: it is kept with the head")
             else:
                 tensors = {name: tensor for name, tensor in tensors.items() if name != ours}
+    if head.options is not None:
+        settings = head.options.from_settings(settings).settings
     config = heads.HeadConfig(head.drafter.name, head.model or goal.model, dtype or stored, stored, settings)
     try:
         head.drafter.check_head(HeadShape(config.model, settings), goal.model)
@@ -119,7 +132,7 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
     if form != "medusa":  # its files hold nothing about the target
         target = _target_of(source) if target is None else target
         goal = config_json.read_config(target)
-        heads.check_same_shape(source, config.model, goal.model)
+        heads.check_same_shape(source, config.of_target, goal.model)
     drafter, shape = DRAFTERS[config.drafter](), HeadShape(config.model, config.settings)
     abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
     arrays = read_back(source, parameters.read_shapes(source / "params", abstract), config)

@@ -18,6 +18,7 @@ from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.tokenizer import has_tokenizer
 from jaxspec.drafters import LayerSkip, draft_vocabulary
+from jaxspec.drafters.dflash import Dflash, DflashOptions
 from jaxspec.host.terminal import progress, say
 from jaxspec.model.config import LlamaConfig
 
@@ -74,6 +75,8 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     weightless = config.drafter == LayerSkip.name and not has_weights
     shapes = {} if weightless else parameters.read_shapes(params)
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
+    if config.drafter == Dflash.name:
+        yield "kind", DflashOptions.from_settings(config.settings).kind
     if any("layer" in name for name in shapes):
         yield from _of_model(config.model)
     else:
@@ -102,7 +105,8 @@ def _of_settings(settings: dict[str, Any], vocab_size: int) -> Iterable[tuple[st
             value = "yes" if value else "no"
         elif isinstance(value, list):
             value = _listed(value)
-        yield name.replace("_", " "), value
+        if value != "":
+            yield name.replace("_", " "), value
 
 
 def _listed(values: Iterable[Any]) -> str:

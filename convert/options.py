@@ -38,12 +38,12 @@ class Llama:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """Convert a published EAGLE-1, EAGLE-2, EAGLE-3 or DFlash head, or Medusa heads, into a jaxspec head.
+    """Convert a published EAGLE, EAGLE-3, DFlash, DSpark or JetSpec head, or Medusa heads, into a jaxspec head.
 
-    SRC is a folder or a hub id. --target is the checkpoint of the head's target. EAGLE-3 heads can have the layout of
-    EAGLE's authors, of SpecForge and SGLang, of DeepSpec, or of speculators and vLLM; DFlash heads that of DFlash's
-    authors, or of speculators and vLLM. Other kinds, and unknown settings in config.json, are refused by name. Tensors
-    that only repeat the target are left out. OUT appears only after everything has been checked and written.
+    SRC is a folder or a hub id. --target is the checkpoint of the head's target. Heads can have the layout of their
+    authors, of SpecForge and SGLang, of DeepSpec, or of speculators and vLLM. Other kinds, and unknown settings in
+    config.json, are refused by name. Tensors that only repeat the target are left out. OUT appears only after
+    everything has been checked and written.
 
     With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: the
     LM head keeps only the columns of those tokens. Drafting gets faster. The head can no longer draft the other tokens,
@@ -69,8 +69,11 @@ class Head:
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
-    """For an EAGLE-3 or DFlash head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.
+    """For an EAGLE-3, DFlash or DSpark head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.
     Default: those in its config, else those of its authors' code. The output says which and why."""
+    rows: Literal["own", "next"] | None = None
+    """For a DFlash or DSpark head: the position whose token each row of a block drafts, its own or the next. Default:
+    by the config, which is refused if nothing in it tells. With the wrong one nearly every draft is rejected."""
     draft_ids: Annotated[Path | None, Option(metavar="FILE")] = None
     """To cut a head: file with the ids of the draft vocabulary. A JSON list, numbers separated by spaces or lines, or a
     .pt file of FR-Spec. End-of-sequence tokens are always added."""
@@ -91,8 +94,9 @@ class Export:
     Formats: `hf` is a checkpoint as a Hugging Face folder, with safetensors sharded above 5 GB. `eagle` is an EAGLE
     head with the target's embedding, in its authors' format. `medusa` is Medusa heads in their authors' format,
     medusa_lm_head.safetensors. `eagle3` is an EAGLE-3 head that EAGLE's own code and SGLang load. `dflash` is a DFlash
-    head that DFlash's own code loads. `speculators` is an EAGLE-3 or DFlash head that speculators and vLLM load; a
-    DFlash head then comes with the target's embedding and LM head.
+    or JetSpec head that DFlash's own code loads. `deepspec` is a DSpark head for DeepSpec, vLLM, SGLang and llama.cpp,
+    or a DFlash or EAGLE-3 head for DeepSpec. `speculators` is an EAGLE-3, DFlash or DSpark head for speculators and
+    vLLM. Where a format repeats the target's embedding and LM head, they are written too.
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
@@ -105,7 +109,7 @@ class Export:
     """Checkpoint made by `jaxspec-convert llama` (--format hf), or a head such as CKPT/heads/eagle (other formats)."""
     out: Annotated[Path, Option(metavar="OUT", positional=True)]
     """Folder to make; must not exist."""
-    format: Literal["hf", "eagle", "eagle3", "dflash", "speculators", "medusa"] = "hf"
+    format: Literal["hf", "eagle", "eagle3", "dflash", "deepspec", "speculators", "medusa"] = "hf"
     """Format to write; see above."""
     target: Annotated[Path | None, Option(metavar="CKPT")] = None
     """Checkpoint of an EAGLE, EAGLE-3 or DFlash head's target. Default: the checkpoint whose `heads` folder holds the
@@ -136,8 +140,8 @@ class Tokenizer:
 class Inspect:
     """Show what a checkpoint or head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a folder in Meta's format, a GGUF file, a published EAGLE or DFlash head, published
-    Medusa heads, or a jaxspec checkpoint or head. Nothing is written.
+    PATH is a Hugging Face folder, a folder in Meta's format, a GGUF file, a published EAGLE, DFlash or DSpark head,
+    published Medusa heads, or a jaxspec checkpoint or head. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama --verify
     """

@@ -19,7 +19,7 @@ class HeadConfig:
     """The `config.json` of a head."""
 
     drafter: str  # the name of the drafter that it is for
-    model: LlamaConfig  # shape of its layers (the target's if it has none); vocabulary and hidden size are the target's
+    model: LlamaConfig  # shape of its layers (the target's if it has none); its vocabulary is the target's
     dtype: str  # of the parameters on disk
     source_dtype: str  # on export
     settings: dict[str, Any]  # from which its drafter builds it
@@ -29,6 +29,12 @@ class HeadConfig:
         check_dtypes(self.dtype, self.source_dtype)
         if not isinstance(self.settings, dict):
             raise ValueError(f"settings must be an object, not {self.settings!r}")
+
+    @property
+    def of_target(self) -> LlamaConfig:
+        """A shape with the vocabulary and hidden size of its target, whose width may differ from the head's."""
+        width = self.settings.get("target_width") or self.model.hidden_size
+        return dataclasses.replace(self.model, hidden_size=width)
 
 
 def read_config(path: Path) -> HeadConfig:

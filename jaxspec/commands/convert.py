@@ -34,7 +34,7 @@ def convert_head(settings: Head) -> None:
         _cut_head(settings, target)
         return
     source = folders.locate(settings.src, settings.revision)
-    heads.convert(source, settings.out, target, settings.dtype, None if taps is None else _numbers(taps))
+    heads.convert(source, settings.out, target, settings.dtype, None if taps is None else _numbers(taps), settings.rows)
 
 
 def _cut_head(settings: Head, target: Path) -> None:
@@ -47,7 +47,7 @@ def _cut_head(settings: Head, target: Path) -> None:
         )
     if (settings.draft_vocab is None) != (settings.data is None):
         raise ValueError("--draft-vocab N and --data TEXT go together: the N most frequent tokens of that text")
-    for name in ("dtype", "taps", "revision"):
+    for name in ("dtype", "taps", "rows", "revision"):
         if getattr(settings, name) is not None:
             raise ValueError(
                 f"--{name} is for converting a published head, and a head that is cut is jaxspec's already"

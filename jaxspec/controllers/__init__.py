@@ -14,4 +14,6 @@ CONTROLLERS: dict[str, type[Controller]] = {
     kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS, LengthTS, ExpectedGain, Confidence)
 }
 
-__all__ = ["CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "Confidence", "ExpectedGain", "Fixed", "LengthTS", "Threshold"]
+__all__ = [
+    "CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "Confidence", "ExpectedGain", "Fixed", "LengthTS", "Threshold",
+]  # fmt: skip

@@ -129,7 +129,7 @@ class Controller(Strategy):
     def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
         """Whether drafts after each node of a frontier are added to the tree; None: all are.
 
-        It must not depend on the drafts' tokens, unless the method's rule lets nodes be pruned. Copies are not asked for.
+        It must not depend on the drafts' tokens, unless the rule lets nodes be pruned. Rows that copy ignore it.
         """
         return None
 

@@ -103,7 +103,7 @@ class HeadShape:
     """The shape of a drafter's weights.
 
     Attributes:
-        model: shape of its decoder layers; vocabulary and hidden size are the target's.
+        model: shape of its decoder layers; its vocabulary is the target's, and mostly its hidden size.
         settings: its other settings, as JSON values.
     """
 

@@ -77,7 +77,15 @@ class DflashOptions:
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "DflashOptions":
         """The options in `HeadShape.settings`, where tuples are lists, as in JSON."""
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+        values: dict[str, Any] = {name: tuple(x) if isinstance(x, list) else x for name, x in settings.items()}
+        return cls(**values)
+
+    @property
+    def kind(self) -> str:
+        """The published kind that it is: DSpark, JetSpec or DFlash."""
+        if self.markov_rank or self.confidence != "none":
+            return "DSpark"
+        return "JetSpec" if self.causal and all(self.causal) and not any(self.windows) else "DFlash"
 
     @property
     def levels(self) -> int:
@@ -366,8 +374,7 @@ class Dflash(Drafter):
 
     def root(self, models: Models, state: DflashState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, DflashState]:
         head: DflashHead = models.draft
-        batch, width = tree.token.shape[0], min(self.block - head.options.anchor, head.options.block)
-        before = prefix.length - 1
+        width, before = min(self.block - head.options.anchor, head.options.block), prefix.length - 1
         place = before[:, None] + jnp.arange(width)
         tokens, attends = head.masked_block(tree.token[:, 0], width), over_block(head, state.cache, before, place)
         hidden = head.drafting(head(models.target, tokens, rotary(head.config, place), attends))

@@ -45,7 +45,7 @@ class EagleHead(nnx.Module):
         dtype: jnp.dtype = FLOAT32,
     ):
         self.config, self.draft_vocabulary, self.inputs = config, draft_vocabulary, inputs
-        self.shifted = inputs != "unshifted"
+        self.shifted, self.window = inputs != "unshifted", 0
         width, joins = config.hidden_size, inputs in ("shifted", "unshifted")
         self.fc = Linear(rngs, (2 * width, width), ("input", "embed"), bias=bias, dtype=dtype) if joins else None
         self.layer = Layer(rngs, config, dtype, input_norm=False)

@@ -19,10 +19,11 @@ from jaxtyping import Array, Float, Int
 from jaxspec.decoding.drafter import FLOAT32, Committed, HeadShape, Models
 from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.eagle_state import PairDrafter
+from jaxspec.host.arguments import integer
 from jaxspec.model.attention import Attend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear, RMSNorm
-from jaxspec.model.llama import STREAM, Angles, Layer, Llama, logits_of
+from jaxspec.model.llama import STREAM, Angles, Layer, Llama
 from jaxspec.model.sharding import constrain
 
 
@@ -37,11 +38,17 @@ class Eagle3Options:
     """RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`)."""
     norm_before_residual: bool = False  # the residual stream starts with the normed feature, not with the feature
     final_norm: bool = True  # there is an RMSNorm before the LM head
+    own_head: bool = True  # it has its own LM head instead of the target's; with a draft vocabulary always
+    target_width: int | None = None  # width of the target's hidden states; None: the head's own
+    window: int = 0  # positions that a pair sees, its own included; 0: all
     returns_normed: bool = False  # the next feature is that norm's output (`norm_output` of speculators and vLLM)
 
     def __post_init__(self) -> None:
         if not self.taps:
             raise ValueError("an EAGLE-3 head reads at least one layer of its target")
+        if self.target_width is not None and not self.own_embedding:
+            raise ValueError("an EAGLE-3 head of another width than its target needs an embedding of its own")
+        integer("window", self.window, 0)
         if self.returns_normed and not self.final_norm:
             raise ValueError("a head without a final norm cannot feed back that norm's output")
 
@@ -49,6 +56,11 @@ class Eagle3Options:
     def from_settings(cls, settings: Mapping[str, Any]) -> "Eagle3Options":
         """The options in `HeadShape.settings`, where taps are a list, as in JSON."""
         return cls(**{**settings, "taps": tuple(settings["taps"])})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options as JSON values."""
+        return {**dataclasses.asdict(self), "taps": list(self.taps)}
 
 
 class Eagle3Head(nnx.Module):
@@ -60,18 +72,21 @@ class Eagle3Head(nnx.Module):
 
     def __init__(self, config: LlamaConfig, options: Eagle3Options, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
         self.config, self.options, self.draft_vocabulary, self.shifted = config, options, options.draft_vocabulary, True
-        width, count = config.hidden_size, len(options.taps)
-        normed = {"none": [], "each": [width] * count, "all": [count * width]}[options.tap_norm]
+        self.window = options.window
+        width, count, tapped = config.hidden_size, len(options.taps), options.target_width or config.hidden_size
+        normed = {"none": [], "each": [tapped] * count, "all": [count * tapped]}[options.tap_norm]
 
         def norm(size: int) -> RMSNorm:
             return RMSNorm(size, config.norm_eps, dtype)
 
         self.tap_norms = nnx.List([norm(size) for size in normed])
-        self.fc = Linear(rngs, (count * width, width), ("input", "embed"), bias=False, dtype=dtype)
+        self.fc = Linear(rngs, (count * tapped, width), ("input", "embed"), bias=False, dtype=dtype)
         self.feature_norm = norm(width)
         self.layer = Layer(rngs, config, dtype, attention_reads=2 * width)
         self.norm = norm(width) if options.final_norm else None
-        self.lm_head = draft_vocabulary.build_lm_head(width, options.draft_vocabulary, config.vocab_size, rngs, dtype)
+        mask, vocab = options.draft_vocabulary, config.vocab_size
+        own = options.own_head or mask is not None
+        self.lm_head = draft_vocabulary.build_lm_head(width, mask, vocab, rngs, dtype) if own else None
         table = nnx.Param(jnp.zeros((config.vocab_size, width), dtype), axes=("vocab", "embed"))
         self.embedding = table if options.own_embedding else None
 
@@ -80,8 +95,8 @@ class Eagle3Head(nnx.Module):
         """Ids of the draft vocabulary, ascending, int32 [Vd]."""
         return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
 
-    def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
-        """The fused feature: fc of the target's hidden states, in order."""
+    def fuse(self, taps: tuple[Float[Array, "B T E"], ...]) -> Float[Array, "B T D"]:
+        """The fused feature: fc of the target's hidden states (width E), in order."""
         if self.options.tap_norm == "each":
             taps = tuple(norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True))
         joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
@@ -112,10 +127,25 @@ class Eagle3Head(nnx.Module):
 
     def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
         """Logits over the draft vocabulary, float32, from predicted features."""
-        return logits_of(self.lm_head, features if self.options.returns_normed else self._normed(features))
+        return target.logits(features if self.options.returns_normed else self._normed(features), self.lm_head)
 
     def _normed(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         return x if self.norm is None else self.norm(x)
+
+
+def narrowed(layer: LlamaConfig, width: int) -> LlamaConfig:
+    """The shape of a layer, scaled to another width: as wide heads of attention, but another number of them.
+
+    Raises ValueError if the width is not a multiple of a KV group's.
+    """
+    group = layer.num_heads // layer.num_kv_heads * layer.head_dim
+    if width < group or width % group:
+        raise ValueError(f"width must be a multiple of {group}, the width of heads that share a KV head, not {width}")
+    kv_heads, mlp = width // group, layer.intermediate_size * width // layer.hidden_size
+    heads = kv_heads * (layer.num_heads // layer.num_kv_heads)
+    return dataclasses.replace(
+        layer, hidden_size=width, intermediate_size=mlp, num_heads=heads, num_kv_heads=kv_heads
+    )  # fmt: skip
 
 
 def official_taps(num_layers: int) -> tuple[int, ...]:
@@ -133,20 +163,29 @@ class Eagle3(PairDrafter):
     has_head: ClassVar[bool] = True
 
     def head_for(
-        self, target: LlamaConfig, ids: Iterable[int] | None = None, taps: Iterable[int] | None = None
+        self,
+        target: LlamaConfig,
+        ids: Iterable[int] | None = None,
+        taps: Iterable[int] | None = None,
+        width: int | None = None,
+        window: int = 0,
     ) -> HeadShape:
         """One of `LlamaConfig.bare_layers`, without norms of queries and keys.
 
         Args:
             ids: ids of the draft vocabulary; None: the first 32,000.
             taps: layers of the target whose inputs it reads, from 0; None: the official three.
+            width: its own width, a multiple of the width of a head of attention; None: the target's.
+            window: positions that a pair sees, its own included; 0: all.
         """
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
         read = official_taps(target.num_layers) if taps is None else tuple(taps)
-        options = Eagle3Options(read, draft_vocabulary=mask)
-        layer = target.bare_layers(1, qk_norm=False)
-        return HeadShape(layer, {**dataclasses.asdict(options), "taps": list(options.taps)})
+        options, layer = Eagle3Options(read, draft_vocabulary=mask, window=window), target.bare_layers(1, qk_norm=False)
+        if width not in (None, target.hidden_size):
+            options = dataclasses.replace(options, own_embedding=True, target_width=target.hidden_size)
+            layer = narrowed(layer, width)
+        return HeadShape(layer, options.settings)
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Eagle3Head:
         return Eagle3Head(shape.model, Eagle3Options.from_settings(shape.settings), rngs=rngs, dtype=dtype)

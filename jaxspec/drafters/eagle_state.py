@@ -16,7 +16,7 @@ from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix,
 from jaxspec.decoding.tree import NO_PARENT, DraftTree, Frontier, take, tree_mask
 from jaxspec.drafters.draft_vocabulary import drafts_of, size_of
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import causal_mask, over_cache, visible
+from jaxspec.model.attention import causal_mask, in_window, over_cache, visible
 from jaxspec.model.rope import rotary
 
 
@@ -36,7 +36,8 @@ class PairDrafter(Drafter):
     """Drafts with a head that predicts the next feature from a pair.
 
     The head is called with (target, tokens, features, angles, attend), and returns features and what `attend` keeps. It
-    has `logits` for features, a mask `draft_vocabulary`, and `shifted`: a pair has the token after the feature's token.
+    has `logits` for features, a mask `draft_vocabulary`, `shifted`: a pair has the token after the feature's token; and
+    `window`, the positions that a pair sees, its own included (0: all).
     """
 
     @abc.abstractmethod
@@ -54,9 +55,11 @@ class PairDrafter(Drafter):
 
     def observe(self, models: Models, state: PairState, committed: Committed) -> PairState:
         head = models.draft
-        seen = visible(causal_mask(*committed.token.shape), committed.start, kv.capacity(state.cache))
+        at, rows = committed.position, kv.capacity(state.cache)
+        seen = visible(causal_mask(*committed.token.shape), committed.start, rows)
+        seen = in_window(seen, head.window, at, at, rows) if head.window else seen
         tokens = committed.next_token if head.shifted else committed.token
-        angles, (attend,) = rotary(head.config, committed.position), over_cache(seen, state.cache)
+        angles, (attend,) = rotary(head.config, at), over_cache(seen, state.cache)
         out, new = head(models.target, tokens, self.features(models, committed), angles, attend)
         root = last_valid(out, committed.count)
         logits = head.logits(models.target, root)
@@ -92,8 +95,10 @@ class PairDrafter(Drafter):
         place = (state.expanded[:, None] == parent[..., None]).argmax(axis=-1)  # of its parent; any if it is not live
         tokens, before = take(tree.token, node if head.shifted else parent), take(state.features, place)
         at = positions(prefix, take(tree.depth, node)) - 1  # those of the features, one before their tokens
-        mask = tree_mask(tree, node, root_is_cached=True)
-        seen = visible(mask, prefix.length - 1, kv.capacity(state.cache), slots)
+        mask, rows = tree_mask(tree, node, root_is_cached=True), kv.capacity(state.cache)
+        seen = visible(mask, prefix.length - 1, rows, slots)
+        if head.window:
+            seen = in_window(seen, head.window, at, positions(prefix, tree.depth) - 1, rows)
         (attend,) = over_cache(seen, state.cache, state.nodes)
         out, nodes = head(models.target, tokens, before, rotary(head.config, at), attend)
         drafts = _drafts_of(models, head.logits(models.target, out), out)

@@ -103,7 +103,7 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
         whole = config_json.read_config(path)
         return HeadShape(whole.model, {"quantize": whole.quantize})
     config = read_head(path, drafter.name)
-    theirs = config.model
+    theirs = config.of_target
     if isinstance(drafter, DraftModel):  # its width may differ from the target's
         theirs = dataclasses.replace(theirs, hidden_size=target.hidden_size)
     check_same_shape(path, theirs, target)

@@ -96,7 +96,11 @@ def append(
 
 
 def write_ring(
-    cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"], count: Int[Array, " B"], after: Int[Array, " B"]
+    cache: tuple[KV, ...],
+    rows: tuple[KV, ...],
+    start: Int[Array, " B"],
+    count: Int[Array, " B"],
+    after: Int[Array, " B"],
 ) -> tuple[KV, ...]:
     """Writes the first `count` of P rows, at positions `start`, `start` + 1, …, into caches of the last S positions.
 

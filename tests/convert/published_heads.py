@@ -59,6 +59,17 @@ DFLASH_SPECULATORS = {
     "mask_token_id": MASK, "draft_vocab_size": VOCABULARY, "sample_from_anchor": False,
 }  # fmt: skip
 
+MARKOV_RANK = 5
+DEEPSPEC = {
+    **DFLASH_SHAPE, "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK, "num_target_layers": LAYERS,
+    "mask_token_id": MASK, "target_layer_ids": [1, 5], "num_anchors": 8, "markov_rank": 0,
+    "enable_confidence_head": False, "tie_word_embeddings": False,
+}  # fmt: skip
+DSPARK_TERMS = {
+    "markov_rank": MARKOV_RANK, "markov_head_type": "vanilla", "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}  # fmt: skip
+
 MEDUSA_HEADS = 3
 MEDUSA = {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "org/model"}
 
@@ -170,6 +181,34 @@ def dflash(dtype: str = "float32") -> dict[str, np.ndarray]:
     return _cast(found, dtype)
 
 
+def dspark(dtype: str = "float32", drafted: int = VOCABULARY, *, with_markov: bool = True) -> dict[str, np.ndarray]:
+    """Tensors of a DSpark head, without embedding and LM head, over so many drafted tokens."""
+    noise, reads = _noise(5), WIDTH + MARKOV_RANK * with_markov
+    terms = {
+        "markov_head.markov_w1.weight": noise(VOCABULARY, MARKOV_RANK),
+        "markov_head.markov_w2.weight": noise(drafted, MARKOV_RANK),
+        "confidence_head.proj.weight": noise(1, reads), "confidence_head.proj.bias": noise(1),
+    }  # fmt: skip
+    return dflash(dtype) | _cast(terms, dtype)
+
+
+def narrow_eagle3() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Tensors and config of an EAGLE-3 head that is half as wide as its target."""
+    noise, width, mlp = _noise(4), WIDTH // 2, MLP // 2
+    layer = {
+        **{f"self_attn.{part}_proj.weight": noise(width if part == "q" else width // 2, 2 * width) for part in "qkv"},
+        "self_attn.o_proj.weight": noise(width, width), "mlp.gate_proj.weight": noise(mlp, width),
+        "mlp.up_proj.weight": noise(mlp, width), "mlp.down_proj.weight": noise(width, mlp),
+        **_norms(noise, width, "hidden_norm", "input_layernorm", "post_attention_layernorm"),
+    }  # fmt: skip
+    found = {
+        "fc.weight": noise(width, 3 * WIDTH), "lm_head.weight": noise(DRAFTED, width), **_norms(noise, width, "norm"),
+        "embed_tokens.weight": noise(VOCABULARY, width), **_under("midlayer", layer),
+    }  # fmt: skip
+    config = {**EAGLE3, "hidden_size": width, "target_hidden_size": WIDTH, "intermediate_size": mlp}
+    return _cast(found, "float32") | maps(ids()), config
+
+
 def with_target(found: dict[str, np.ndarray], target: Path, drafted: bool = False) -> dict[str, np.ndarray]:
     """The same as speculators publishes it, with embedding and LM head of a target in a Hugging Face folder.
 
@@ -206,6 +245,7 @@ KINDS: dict[str, Callable[[Path], tuple[dict[str, np.ndarray], dict[str, Any]]]]
     "eagle3 speculators": lambda _: (eagle3(layer="layers.0"), EAGLE3_SPECULATORS),
     "dflash": lambda _: (dflash(), DFLASH),
     "dflash speculators": lambda target: (with_target(dflash(), target), DFLASH_SPECULATORS),
+    "dspark": lambda target: (with_target(dspark(), target), DEEPSPEC | DSPARK_TERMS),
     "medusa": lambda _: (medusa(), MEDUSA),
 }
 """Tensors and config of a head of each kind and layout, for the Hugging Face folder of a target."""

@@ -1,21 +1,31 @@
 """DFlash heads imported and exported: each layout bit for bit, the meaning of its config, and refusals."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, loading, parameters
-from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters.dflash import Dflash
+from jaxspec.drafters.dflash import Dflash, DflashOptions
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.engine.head_weights import restore_head
-from tests.convert.commands import HEAD, assert_bitwise, exported, imported, run, said, tensors
+from tests.convert.commands import (
+    HEAD,
+    assert_bitwise,
+    exported,
+    imported,
+    inspected,
+    refused_export,
+    refused_head,
+    run,
+    said,
+    tensors,
+)
 from tests.convert.published_heads import (
     BLOCK,
+    DEEPSPEC,
     DFLASH,
     DFLASH_HEAD_DIM,
     DFLASH_LAYERS,
@@ -23,9 +33,12 @@ from tests.convert.published_heads import (
     DFLASH_SPECULATORS,
     DFLASH_TAPS,
     DRAFTED,
+    DSPARK_TERMS,
     MASK,
     VOCABULARY,
+    WIDTH,
     dflash,
+    dspark,
     ids,
     with_target,
     write,
@@ -48,6 +61,12 @@ def test_every_tensor_has_its_place(folder: Path):
         "draft_vocabulary": None,
         "own_embedding": False,
         "own_head": False,
+        "markov_rank": 0,
+        "anchor": False,
+        "causal": [],
+        "windows": [],
+        "confidence": "none",
+        "temperatures": [],
     }
     ours = parameters.module_to_dict(restore_head(loading.load(folder / "ckpt", "float32"), Dflash(), folder / HEAD))
     for name, theirs in {
@@ -70,7 +89,9 @@ def test_official_and_back(folder: Path):
     imported(folder, write(folder / "head", found, DFLASH))
     back, values, _ = exported(folder, "dflash")
     assert_bitwise(back, found)
-    assert {key: values[key] for key in DFLASH} == DFLASH
+    assert values.pop("dflash_config") == {**DFLASH["dflash_config"], "causal": False, "causal_head": False}
+    assert {key: values.get(key, DFLASH["dflash_config"]) for key in DFLASH} == DFLASH
+    assert (values["sample_from_anchor"], values["is_causal"]) == (False, False)
 
 
 def test_speculators_and_back(folder: Path):
@@ -111,7 +132,7 @@ def test_from_one_layout_into_the_other(folder: Path):
     imported(folder, write(folder / "head", with_target(found, folder / "hf"), DFLASH_SPECULATORS))
     back, values, _ = exported(folder, "dflash")
     assert_bitwise(back, found)
-    assert values["dflash_config"] == DFLASH["dflash_config"] and values["num_target_layers"] == 8
+    assert values["dflash_config"].items() >= DFLASH["dflash_config"].items() and values["num_target_layers"] == 8
 
 
 @pytest.mark.parametrize(
@@ -148,16 +169,135 @@ def test_what_a_format_has_no_words_for(folder: Path):
     assert exported(folder, "speculators")[1]["aux_hidden_state_layer_ids"] == [0, 3]
 
 
-@pytest.mark.parametrize("form", ["dflash", "speculators"])
-def test_a_markov_term_is_not_dropped_in_silence(form: str, folder: Path):
-    config = imported(folder, write(folder / "head", dflash(), DFLASH))
-    trained = dataclasses.replace(config, dtype="float32", settings={**config.settings, "markov_rank": 2})
-    head = Dflash().build_head(HeadShape(trained.model, trained.settings), nnx.Rngs(0))
-    (folder / "trained").mkdir()
-    heads.write_head(folder / "trained", trained, head)
-    refusal = run("export", folder / "trained", folder / "out", "--format", form, "--target", folder / "ckpt")
-    assert refusal.code == 2 and "has a Markov term (--markov-rank 2)" in refusal.last
-    assert not (folder / "out").exists()
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}
+SPECULATORS_SHAPE = DFLASH_SPECULATORS["transformer_layer_config"]
+
+
+@pytest.mark.parametrize("terms", [{}, DSPARK_TERMS, {**DSPARK_TERMS, "confidence_head_with_markov": False}])
+def test_deepspecs_heads(terms: dict[str, Any], folder: Path):
+    """Rows draft the next position; the target's tables are not stored; a conversion of the export is the same."""
+    source = DEEPSPEC | terms
+    with_markov = source.get("confidence_head_with_markov", False)
+    found = with_target(dspark(with_markov=with_markov) if terms else dflash(), folder / "hf")
+    config = imported(folder, write(folder / "head", found, source))
+    options = DflashOptions.from_settings(config.settings)
+    assert (options.anchor, options.levels, options.taps, options.mask_token) == (True, BLOCK, (2, 6), MASK)
+    assert not options.own_embedding and not options.own_head
+    confidence = "none" if not terms else "markov" if with_markov else "hidden"
+    assert (options.markov_rank, options.confidence) == (source["markov_rank"], confidence)
+    assert inspected(folder / HEAD)["kind"] == ("DSpark" if terms else "DFlash")
+    back, values, _ = exported(folder, "deepspec")
+    assert_bitwise(back, found)
+    assert {key: values[key] for key in source if key != "num_anchors"} == {
+        key: value for key, value in source.items() if key != "num_anchors"
+    }
+    assert (values["sample_from_anchor"], values["is_causal"], values["causal_head"]) == (True, False, False)
+    assert imported(folder, folder / "back") == config
+    assert "--format deepspec" in refused_export(folder, HEAD, "official", "--format", "dflash")
+
+
+def test_listed_outputs_of_deepspec(folder: Path):
+    """-1 is the output of the embeddings; the last layer's output has two meanings."""
+    found = with_target(dflash(), folder / "hf")
+    first = write(folder / "head", found, {**DEEPSPEC, "target_layer_ids": [-1, 4]})
+    assert imported(folder, first).settings["taps"] == [0, 5]
+    last = write(folder / "last", found, {**DEEPSPEC, "target_layer_ids": [1, 7]})
+    assert "the output of the target's last layer" in refused_head(folder, last)
+
+
+def test_the_first_draft_of_a_dspark_head(folder: Path):
+    """LM head of row 0, and W2 W1[root]: the two matrices have the same shape."""
+    found = with_target(dspark(), folder / "hf")
+    imported(folder, write(folder / "head", found, DEEPSPEC | DSPARK_TERMS))
+    model = loading.load(folder / "ckpt", "float32")
+    head = restore_head(model, Dflash(), folder / HEAD)
+    hidden = np.random.default_rng(0).standard_normal((1, 1, WIDTH)).astype(np.float32)
+    root = jnp.array([[7]])
+    logits = head.logits(model.target, jnp.asarray(hidden)) + head.markov(root)
+    first, second = (found[f"markov_head.markov_{name}.weight"] for name in ("w1", "w2"))
+    wanted = hidden[0, 0] @ found["lm_head.weight"].T + second @ first[7]
+    np.testing.assert_allclose(logits[0, 0], wanted, atol=1e-4)
+    weight, bias = (found[f"confidence_head.proj.{name}"] for name in ("weight", "bias"))
+    odds = weight[0] @ np.concatenate([hidden[0, 0], first[7]]) + bias[0]
+    np.testing.assert_allclose(head.accepted(jnp.asarray(hidden), root)[0, 0], odds, atol=1e-4)
+
+
+def test_specforges_dspark_is_deepspecs(folder: Path):
+    """Settings in a section, and early names of the terms."""
+    ours = imported(folder, write(folder / "head", with_target(dspark(), folder / "hf"), DEEPSPEC | DSPARK_TERMS))
+    terms = {"projector_type": "dspark", "attention_mode": "gqa", "confidence_head_alpha": 1.0, **DSPARK_TERMS}
+    del terms["enable_confidence_head"]
+    nested = {**DFLASH["dflash_config"], **terms}
+    found = {f"logit_head.{name}" if "_head." in name else name: array for name, array in dspark().items()}
+    config = {**DFLASH, "architectures": ["DSparkDraftModel"], "dflash_config": nested}
+    assert imported(folder, write(folder / "specforge", found, config)) == ours
+
+
+@pytest.mark.parametrize(
+    ("settings", "causal", "drafts"),
+    [
+        ({"sample_from_anchor": True}, [], 4),
+        ({"sample_from_anchor": False, "transformer_layer_config": {**SPECULATORS_SHAPE, **WINDOWS}}, [True, False], 3),
+        ({"transformer_layer_config": {**SPECULATORS_SHAPE, **WINDOWS}, "sliding_window_non_causal": True}, [], 4),
+    ],
+)
+def test_dspark_of_speculators(settings: dict[str, Any], causal: list[bool], drafts: int, folder: Path):
+    """With a draft vocabulary, of which one matrix has the rows; where no flag tells, the rows follow from the drafts."""
+    found = with_target(dspark(drafted=DRAFTED), folder / "hf", drafted=True)
+    methods = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}]}
+    config = {
+        **{key: value for key, value in DFLASH_SPECULATORS.items() if key != "sample_from_anchor"},
+        "architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", "draft_vocab_size": DRAFTED,
+        **DSPARK_TERMS, "speculators_config": methods, **settings,
+    }  # fmt: skip
+    ours = imported(folder, write(folder / "head", found, config))
+    options = DflashOptions.from_settings(ours.settings)
+    assert (list(options.causal), options.levels, options.anchor) == (causal, drafts, drafts == BLOCK)
+    assert options.windows == ((8, 0) if "transformer_layer_config" in settings else ())
+    back, values, _ = exported(folder, "speculators")
+    assert_bitwise(back, found)
+    assert values["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == drafts
+    assert values["sample_from_anchor"] == options.anchor
+    assert imported(folder, folder / "back") == ours
+    rows = imported(folder, folder / "head", "--rows", "own" if options.anchor else "next")
+    assert rows.settings["anchor"] != options.anchor
+
+
+def test_a_dflash_head_of_speculators_with_anchor_rows(folder: Path):
+    found = with_target(dflash(), folder / "hf")
+    config = imported(folder, write(folder / "head", found, {**DFLASH_SPECULATORS, "sample_from_anchor": True}))
+    assert config.settings["anchor"]
+    back, values, _ = exported(folder, "speculators")
+    assert_bitwise(back, found)
+    assert (values["sample_from_anchor"], values["speculators_model_type"]) == (True, "dflash")
+
+
+@pytest.mark.parametrize(
+    ("settings", "causal", "windows", "kind"),
+    [
+        ({"dflash_config": {**DFLASH["dflash_config"], "causal_head": True}}, [True, True], [], "JetSpec"),
+        (
+            {"is_causal": True, "dflash_config": {**DFLASH["dflash_config"], "causal": True}},
+            [True, True],
+            [],
+            "JetSpec",
+        ),
+        (WINDOWS, [True, False], [8, 0], "DFlash"),
+        ({**WINDOWS, "is_causal": False}, [], [8, 0], "DFlash"),
+    ],
+)
+def test_causal_blocks_and_windows(settings: dict, causal: list, windows: list, kind: str, folder: Path):
+    found = dflash()
+    config = imported(folder, write(folder / "head", found, {**DFLASH, **settings}))
+    assert (config.settings["causal"], config.settings["windows"]) == (causal, windows)
+    assert inspected(folder / HEAD)["kind"] == kind
+    back, values, _ = exported(folder, "dflash")
+    assert_bitwise(back, found)
+    whole = causal == [True, True]
+    assert values.get("is_causal") == (None if causal == [True, False] else whole)
+    assert values["dflash_config"].get("causal_head") == values.get("is_causal")
+    assert imported(folder, folder / "back") == config
+    assert "causal blocks" in refused_export(folder, HEAD, "out", "--format", "speculators") if whole else True
 
 
 def test_a_head_beside_a_target_with_a_tied_embedding(tmp_path: Path):

@@ -9,11 +9,12 @@ import torch
 from jaxspec.checkpoint import heads, loading, parameters
 from jaxspec.drafters.eagle3 import Eagle3, official_taps
 from jaxspec.engine.head_weights import restore_head
-from tests.convert.commands import HEAD, imported, said, tensors
+from tests.convert.commands import HEAD, assert_bitwise, exported, imported, refused_export, refused_head, said, tensors
 from tests.convert.published_heads import (
     DRAFTED,
     EAGLE,
     EAGLE3,
+    EAGLE3_DEEPSPEC,
     EAGLE3_SPECULATORS,
     LISTED,
     TAPS,
@@ -22,6 +23,8 @@ from tests.convert.published_heads import (
     eagle3,
     ids,
     maps,
+    narrow_eagle3,
+    with_target,
     write,
 )
 
@@ -124,6 +127,50 @@ def test_embedding(folder: Path):
     assert "has an embedding of its own" in said(folder, other)
     assert heads.read_head(folder / HEAD, "eagle3").settings["own_embedding"]
     assert parameters.read_shapes(folder / HEAD / "params")["embedding"].shape == (VOCABULARY, WIDTH)
+
+
+def test_a_head_narrower_than_its_target(folder: Path):
+    found, config = narrow_eagle3()
+    ours = imported(folder, write(folder / "head", found, config))
+    assert (ours.model.hidden_size, ours.settings["target_width"], ours.settings["taps"]) == (WIDTH // 2, WIDTH, TAPS)
+    assert ours.model.rope.theta == 10000
+    parameters_of = parameters.read_shapes(folder / HEAD / "params")
+    assert parameters_of["embedding"].shape == (VOCABULARY, WIDTH // 2)
+    back, values, _ = exported(folder, "eagle3")
+    assert_bitwise(back, found)
+    assert values["target_hidden_size"] == WIDTH and imported(folder, folder / "back") == ours
+    other = write(folder / "other", found, {**config, "target_hidden_size": 64} | {"hidden_size": WIDTH // 2})
+    assert "reads 1 layers" in refused_head(folder, other)
+    wide = write(folder / "wide", found | {"fc.weight": np.zeros((WIDTH // 2, 3 * 64), np.float32)}, {
+        **config, "target_hidden_size": 64,
+    })  # fmt: skip
+    assert "hidden size" in refused_head(folder, wide)
+
+
+def test_deepspecs_head(folder: Path):
+    """Five layers, norms of queries and keys, and the target's own embedding and LM head."""
+    found = with_target(eagle3(layer="layers.0", drafted=VOCABULARY, taps=5, qk_norm=True), folder / "hf")
+    ours = imported(folder, write(folder / "head", found, EAGLE3_DEEPSPEC))
+    assert ours.settings["taps"] == [1, 2, 4, 5, 7] and ours.model.qk_norm
+    assert not ours.settings["own_embedding"] and not ours.settings["own_head"]
+    back, values, _ = exported(folder, "deepspec")
+    assert_bitwise(back, found)
+    assert {key: values[key] for key in ("architectures", "target_layer_ids", "num_target_layers")} == {
+        key: EAGLE3_DEEPSPEC[key] for key in ("architectures", "target_layer_ids", "num_target_layers")
+    }
+    assert imported(folder, folder / "back") == ours
+
+
+def test_a_sliding_window(folder: Path):
+    shape = {**EAGLE, "layer_types": ["sliding_attention"], "sliding_window": 6}
+    config = {**EAGLE3_SPECULATORS, "transformer_layer_config": shape}
+    found = eagle3(layer="layers.0")
+    ours = imported(folder, write(folder / "head", found, config))
+    assert ours.settings["window"] == 6
+    back, values, _ = exported(folder, "speculators")
+    assert_bitwise(back, found)
+    assert values["transformer_layer_config"]["sliding_window"] == 6 and imported(folder, folder / "back") == ours
+    assert "sliding window" in refused_export(folder, HEAD, "official", "--format", "eagle3")
 
 
 @pytest.mark.parametrize("kept", [{}, {"d2t": np.zeros(VOCABULARY, np.int64), "t2d": np.ones(VOCABULARY, bool)}])

@@ -81,7 +81,7 @@ FIXED: dict[str, dict[str, Any]] = {  # settings that have one right value
     "eagle3 speculators": {"use_aux_hidden_state": True, "draft_vocab_size": DRAFTED, "is_neox_style": True},
     "dflash": {
         "is_causal": False, "causal": False, "causal_head": False, "use_swa": False,
-        "input_embedding_scale": 1.0, "markov_rank": 0, "shift_label": False, "sample_from_anchor": False,
+        "input_embedding_scale": 1.0, "shift_label": False, "sample_from_anchor": False,
     },
     "dflash speculators": {
         "sample_from_anchor": False, "is_causal": False, "enable_confidence_head": False, "output_multiplier": 1,

@@ -15,10 +15,12 @@ from jaxspec.convert import heads
 from tests.convert.commands import refused
 from tests.convert.published_heads import (
     BLOCK,
+    DEEPSPEC,
     DFLASH,
     DFLASH_SHAPE,
     DFLASH_SPECULATORS,
     DRAFTED,
+    DSPARK_TERMS,
     EAGLE,
     EAGLE3,
     HEADS,
@@ -46,15 +48,8 @@ WITHOUT = {"mask_token_id": None, "target_layer_ids": [1, 5]}
 TABLES = {"embed_tokens.weight": ONES(VOCABULARY, WIDTH), "lm_head.weight": ONES(VOCABULARY, WIDTH)}
 MARKOV = {"markov_head.markov_w1.weight": ONES(VOCABULARY, 4), "markov_head.markov_w2.weight": ONES(VOCABULARY, 4)}
 CONFIDENCE = {"confidence_head.proj.weight": ONES(1, WIDTH + 4), "confidence_head.proj.bias": ONES(1)}
-FLAT = {
-    **DFLASH_SHAPE, "block_size": BLOCK, "num_target_layers": 8, "mask_token_id": MASK, "target_layer_ids": [1, 5],
-    "num_anchors": 8, "markov_rank": 0, "enable_confidence_head": False, "tie_word_embeddings": False,
-}  # fmt: skip
-DEEPSPEC = {**FLAT, "architectures": ["Qwen3DSparkModel"]}
-DSPARK = {
-    "markov_rank": 4, "markov_head_type": "vanilla", "enable_confidence_head": True,
-    "confidence_head_with_markov": True,
-}  # fmt: skip
+FLAT = {key: value for key, value in DEEPSPEC.items() if key != "architectures"}
+DSPARK = DSPARK_TERMS | {"markov_rank": 4}
 OFFICIAL, SPECULATORS = DFLASH, DFLASH_SPECULATORS
 NESTED = OFFICIAL["dflash_config"]
 
@@ -80,30 +75,46 @@ def nested(**settings: Any) -> dict[str, Any]:
     ("config", "more", "words"),
     [
         # DeepSpec's DFlash
-        (DEEPSPEC, TABLES, ["anchor rows", "DeepSpec"]),
-        ({**DEEPSPEC, "target_layer_ids": [1, 7]}, TABLES, ["anchor rows"]),
-        (without("mask_token_id", DEEPSPEC), TABLES, ["anchor rows"]),
+        (without("mask_token_id", DEEPSPEC), TABLES, ["mask_token_id"]),
+        *((without(key, DEEPSPEC), TABLES, [key]) for key in ("num_anchors", "markov_rank", "enable_confidence_head")),
         ({**DEEPSPEC, "architectures": ["Gemma4DSparkModel"]}, TABLES, ["Gemma"]),
-        ({**FLAT, "architectures": ["DFlashDraftModel"]}, TABLES, ["sample_from_anchor"]),
-        ({**FLAT, "architectures": ["DFlashDraftModel"], "sample_from_anchor": True}, TABLES, ["anchor rows"]),
+        ({**FLAT, "architectures": ["DFlashDraftModel"]}, TABLES, ["sample_from_anchor", "--rows"]),
         (FLAT, {}, ["sample_from_anchor"]),
-        (nested(shift_label=True), {}, ["anchor rows"]),
-        # DSpark, by DeepSpec, SpecForge, Model Optimizer and speculators
-        ({**DEEPSPEC, **DSPARK}, {**TABLES, **MARKOV, **CONFIDENCE}, ["DSpark"]),
+        (nested(shift_label=True), {}, ["Model Optimizer"]),
         (
-            {**nested(projector_type="dspark", attention_mode="gqa", **DSPARK), "architectures": ["DSparkDraftModel"]},
-            {f"logit_head.{name}": array for name, array in (MARKOV | CONFIDENCE).items()},
-            ["DSpark"],
+            {**DEEPSPEC, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}, {},
+            ["no is_causal", "projects disagree"],
         ),
-        ({**DEEPSPEC, **DSPARK, "markov_head_type": "gated"}, {"markov_head.gate_proj.bias": ONES(4)}, ["DSpark"]),
-        (DEEPSPEC, MARKOV | CONFIDENCE, ["DSpark"]),
-        ({**DEEPSPEC, "markov_rank": 4}, {}, ["DSpark"]),
-        ({**DEEPSPEC, "markov_rank": 4, "dflash_config": {"markov_rank": 8}}, MARKOV, ["DSpark"]),
-        (OFFICIAL, {"markov_w1.weight": ONES(VOCABULARY, 4)}, ["DSpark"]),
-        (OFFICIAL, {"confidence_proj.weight": ONES(1, WIDTH)}, ["DSpark"]),
-        (nested(use_confidence_head=True), {}, ["DSpark"]),
-        ({**OFFICIAL, "dspark_config": {"markov_rank": 4}}, {}, ["DSpark"]),
-        ({**SPECULATORS, "speculators_model_type": "dspark"}, {}, ["DSpark"]),
+        # DSpark, by DeepSpec, SpecForge, Model Optimizer and speculators
+        ({**DEEPSPEC, **DSPARK, "markov_head_type": "gated"}, {"markov_head.gate_proj.bias": ONES(4)}, ["gated"]),
+        ({**DEEPSPEC, **DSPARK, "markov_head_type": "rnn"}, MARKOV | CONFIDENCE, ["'markov_head_type' to 'rnn'"]),
+        (DEEPSPEC, MARKOV, ["markov_rank 0", "markov_head.markov_w1.weight is in the files"]),
+        (DEEPSPEC, CONFIDENCE, ["enable_confidence_head False", "confidence_head.proj.weight is in the files"]),
+        ({**DEEPSPEC, "markov_rank": 4}, {}, ["markov_rank 4", "markov_head.markov_w1.weight is missing"]),
+        ({**DEEPSPEC, **DSPARK}, MARKOV, ["enable_confidence_head True", "confidence_head.proj.weight is missing"]),
+        (without("confidence_head_with_markov", {**DEEPSPEC, **DSPARK}), MARKOV | CONFIDENCE, ["gives no confidence_"]),
+        ({**DEEPSPEC, "markov_rank": 4, "dflash_config": {"markov_rank": 8}}, MARKOV, ["markov_rank twice", "4", "8"]),
+        ({**DEEPSPEC, **DSPARK, "markov_rank": 5}, MARKOV | CONFIDENCE, ["markov_w1.weight", "[96, 4]", "[96, 5]"]),
+        ({**DEEPSPEC, "markov_rank": -1}, {}, ["a whole number as 'markov_rank'"]),
+        ({**DEEPSPEC, "markov_rank": True}, {}, ["a whole number as 'markov_rank'"]),
+        (nested(markov_rank=4), MARKOV, ["markov_rank", "only DSpark heads have"]),
+        (nested(enable_confidence_head=True), CONFIDENCE, ["enable_confidence_head", "only DSpark heads have"]),
+        (nested(projector_type="other"), {}, ["'projector_type' to 'other'"]),
+        ({**nested(projector_type="dflash"), "architectures": ["DSparkDraftModel"]}, {}, ["'projector_type'"]),
+        (nested(projector_type="dspark", attention_mode="mla"), {}, ["'attention_mode' to 'mla'"]),
+        (nested(projector_type="dspark", confidence_head_alpha="1"), {}, ["a number as 'confidence_head_alpha'"]),
+        (OFFICIAL, {"markov_w1.weight": ONES(VOCABULARY, 4)}, ["Model Optimizer"]),
+        (OFFICIAL, {"confidence_proj.weight": ONES(1, WIDTH)}, ["Model Optimizer"]),
+        (nested(use_confidence_head=True), {}, ["Model Optimizer"]),
+        ({**OFFICIAL, "dspark_block_size": 4}, {}, ["dspark_* settings"]),
+        ({**OFFICIAL, "dspark_config": {"markov_rank": 4}}, {}, ["markov_rank 4", "is missing"]),
+        ({**SPECULATORS, "speculators_model_type": "dspark"}, {}, ["markov_rank 256", "is missing"]),
+        ({**SPECULATORS, "markov_rank": 4}, MARKOV, ["markov_rank", "only DSpark heads have"]),
+        (
+            {**without("sample_from_anchor", SPECULATORS), "speculators_model_type": "dspark", **DSPARK,
+             "speculators_config": {"proposal_methods": [{"speculative_tokens": 7}]}},
+            MARKOV | CONFIDENCE, ["draft 7 tokens of blocks of 4", "--rows"],
+        ),
         # others with DFlash's tensors
         (nested(conv_kernel_size=2, selector_rank=4), {}, ["DFlash2"]),
         ({**SPECULATORS, "speculators_model_type": "dflash2"}, {}, ["DFlash2"]),
@@ -112,9 +123,10 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**OFFICIAL, "architectures": ["DominoDraftModel"]}, {}, ["Domino"]),
         (nested(projector_type="domino"), {}, ["Domino"]),
         (OFFICIAL, {"prefix_gru.weight_ih_l0": ONES(3, 4)}, ["Domino"]),
-        (nested(causal=True), {}, ["'causal' to True"]),
-        (nested(causal_head=True), {}, ["'causal_head' to True"]),
-        ({**OFFICIAL, "is_causal": True}, {}, ["'is_causal' to True"]),
+        ({**nested(causal_head=True), "is_causal": False}, {}, ["is_causal False and causal_head True"]),
+        (nested(causal=True, causal_head=False), {}, ["contradicts itself", "causal True", "causal_head False"]),
+        ({**OFFICIAL, "is_causal": "yes"}, {}, ["true or false as 'is_causal'"]),
+        ({**SPECULATORS, "is_causal": True}, {}, ["'is_causal' to True", "sliding_window_non_causal"]),
         (nested(use_swa=True, swa_window_size=8), {}, ["'use_swa' to True"]),
         (nested(use_swa=False, swa_window_size=8), {}, ["'swa_window_size'", "which is unknown here"]),
         (nested(projector_type="other"), {}, ["'projector_type' to 'other'"]),
@@ -139,7 +151,7 @@ def nested(**settings: Any) -> dict[str, Any]:
             ["rope_type twice"],
         ),
         (nested(mask_token_id=str(MASK)), {}, ["a whole number as 'mask_token_id'"]),
-        (nested(sample_from_anchor=0), {}, ["'sample_from_anchor' to 0"]),
+        (nested(sample_from_anchor=0), {}, ["true or false as 'sample_from_anchor'"]),
         ({**OFFICIAL, "architectures": "DFlashDraftModel", "dflash_config": [NESTED]}, {}, ["an object as"]),
         ({**OFFICIAL, "architectures": [3, None]}, {}, ["architectures [3]"]),
         (OFFICIAL, {"hidden_norm.weight": None}, ["hidden_norm.weight", "is missing"]),
@@ -160,7 +172,6 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**OFFICIAL, "layer_types": ["full_attention", "sliding_attention"]}, {}, ["layer_types 'sliding_attention'"]),
         ({**OFFICIAL, "sliding_window": 2048, "layer_types": None, "use_sliding_window": None}, {}, ["sliding-window"]),
         ({**OFFICIAL, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {}, ["rope type 'yarn'"]),
-        ({**SPECULATORS, "sample_from_anchor": True}, {}, ["sample_from_anchor"]),
         ({**SPECULATORS, "aux_hidden_state_layer_ids": None}, {}, ["has no aux_hidden_state_layer_ids", "--taps"]),
         ({**SPECULATORS, "mask_token_id": None}, {}, ["gives no mask_token_id"]),
         ({**SPECULATORS, "target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
@@ -204,7 +215,13 @@ MEANING_ANOTHER = {
         ({"model_type": "qwen3_next"}, {}, ["model_type 'qwen3_next'"]),
         ({"model_type": ["llama"]}, {}, ["model_type ['llama']"]),
         ({"is_causal": False}, {}, ["'is_causal' to False"]),
-        ({"target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
+        ({"target_hidden_size": 64}, {}, ["embed_tokens.weight is missing", "width 32 for a target of width 64"]),
+        ({"target_hidden_size": "64"}, {}, ["a whole number above 0 as 'target_hidden_size'"]),
+        (
+            {"target_hidden_size": 64},
+            {"embed_tokens.weight": ONES(VOCABULARY, WIDTH)},
+            ["reads 1 layers", "3 are named"],
+        ),
         ({"target_layer_ids": [1, 3, 4]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({"architectures": ["Qwen3Eagle3Model"]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({}, {"t2d": 2 * np.ones(VOCABULARY, np.uint8)}, ["t2d", "not all 0 or 1"]),
@@ -262,7 +279,7 @@ def test_heads_with_the_tensors_of_eagle3(config: dict, more: dict, words: list[
         ({"truncated_vocab_size": 40}, {}, ["'truncated_vocab_size' to 40"]),
         ({"draft_vocab_size": 40}, {}, ["'draft_vocab_size'", "which is unknown here"]),
         ({"model_type": "eagle", "model": EAGLE, "eagle_fc_bias": False}, {}, ["'eagle_fc_bias' to False"]),
-        ({"speculators_model_type": "eagle"}, {}, ["speculators format that is neither EAGLE-3's nor DFlash's"]),
+        ({"speculators_model_type": "eagle"}, {}, ["speculators format of another kind"]),
         ({}, {EAGLE_NORM: None}, [EAGLE_NORM, "is missing"]),
         ({}, {"fc.weight": None}, ["fc.weight", "is missing"]),
         ({}, {"embed_tokens.weight": None}, ["embed_tokens.weight", "is missing"]),
@@ -333,5 +350,5 @@ def test_naming_the_taps_does_not_name_the_rows(tmp_path: Path):
 
 
 def test_nothing_is_written(tmp_path: Path):
-    source = write(tmp_path / "head", dflash() | TABLES, DEEPSPEC)
-    assert "anchor rows" in refused(source, tmp_path / "out", "--target", "builtin", command="head")
+    source = write(tmp_path / "head", dflash() | TABLES, {**DEEPSPEC, "architectures": ["Gemma4DSparkModel"]})
+    assert "Gemma" in refused(source, tmp_path / "out", "--target", "builtin", command="head")

@@ -116,7 +116,9 @@ def with_dspark(known: Models, draft_ids: Sequence[int] | None = None) -> Models
     params = module_to_dict(head)
     params["confidence.proj.kernel"] = 0.3 * jax.random.normal(jax.random.key(0), (params["norm"].size + 3, 1))
     if mask is not None:
-        params["head.kernel"] = module_to_dict(known.target)["head.kernel"][:, ids_of(mask, known.target.config.vocab_size)]
+        params["head.kernel"] = module_to_dict(known.target)["head.kernel"][
+            :, ids_of(mask, known.target.config.vocab_size)
+        ]
     return dataclasses.replace(known, draft={**known.draft, Dflash: dict_to_module(head, params)})
 
 
