@@ -186,6 +186,7 @@ def test_deepspecs_heads(terms: dict[str, Any], folder: Path):
     confidence = "none" if not terms else "markov" if with_markov else "hidden"
     assert (options.markov_rank, options.confidence) == (source["markov_rank"], confidence)
     assert inspected(folder / HEAD)["kind"] == ("DSpark" if terms else "DFlash")
+    assert "--format deepspec" in refused_export(folder, HEAD, "official", "--format", "dflash")
     back, values, _ = exported(folder, "deepspec")
     assert_bitwise(back, found)
     assert {key: values[key] for key in source if key != "num_anchors"} == {
@@ -193,7 +194,6 @@ def test_deepspecs_heads(terms: dict[str, Any], folder: Path):
     }
     assert (values["sample_from_anchor"], values["is_causal"], values["causal_head"]) == (True, False, False)
     assert imported(folder, folder / "back") == config
-    assert "--format deepspec" in refused_export(folder, HEAD, "official", "--format", "dflash")
 
 
 def test_listed_outputs_of_deepspec(folder: Path):
@@ -242,7 +242,7 @@ def test_specforges_dspark_is_deepspecs(folder: Path):
     ],
 )
 def test_dspark_of_speculators(settings: dict[str, Any], causal: list[bool], drafts: int, folder: Path):
-    """With a draft vocabulary, of which one matrix has the rows; where no flag tells, the rows follow from the drafts."""
+    """With a draft vocabulary, in one of the two matrices. Without a flag the number of drafts tells the rows."""
     found = with_target(dspark(drafted=DRAFTED), folder / "hf", drafted=True)
     methods = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": drafts}]}
     config = {
@@ -291,13 +291,14 @@ def test_causal_blocks_and_windows(settings: dict, causal: list, windows: list, 
     config = imported(folder, write(folder / "head", found, {**DFLASH, **settings}))
     assert (config.settings["causal"], config.settings["windows"]) == (causal, windows)
     assert inspected(folder / HEAD)["kind"] == kind
+    whole = causal == [True, True]
+    if whole:
+        assert "causal blocks" in refused_export(folder, HEAD, "out", "--format", "speculators")
     back, values, _ = exported(folder, "dflash")
     assert_bitwise(back, found)
-    whole = causal == [True, True]
     assert values.get("is_causal") == (None if causal == [True, False] else whole)
     assert values["dflash_config"].get("causal_head") == values.get("is_causal")
     assert imported(folder, folder / "back") == config
-    assert "causal blocks" in refused_export(folder, HEAD, "out", "--format", "speculators") if whole else True
 
 
 def test_a_head_beside_a_target_with_a_tied_embedding(tmp_path: Path):
