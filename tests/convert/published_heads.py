@@ -205,7 +205,14 @@ def narrow_eagle3() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         "fc.weight": noise(width, 3 * WIDTH), "lm_head.weight": noise(DRAFTED, width), **_norms(noise, width, "norm"),
         "embed_tokens.weight": noise(VOCABULARY, width), **_under("midlayer", layer),
     }  # fmt: skip
-    config = {**EAGLE3, "hidden_size": width, "target_hidden_size": WIDTH, "intermediate_size": mlp}
+    config = {
+        **EAGLE3,
+        "hidden_size": width,
+        "target_hidden_size": WIDTH,
+        "intermediate_size": mlp,
+        "num_attention_heads": HEADS // 2,
+        "num_key_value_heads": 1,
+    }
     return _cast(found, "float32") | maps(ids()), config
 
 

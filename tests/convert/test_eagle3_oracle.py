@@ -26,6 +26,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests.convert.commands import tensors
 from tests.convert.published_heads import (
+    EAGLE,
     EAGLE3,
     EAGLE3_DEEPSPEC,
     EAGLE3_SPECULATORS,
@@ -35,6 +36,7 @@ from tests.convert.published_heads import (
     VOCABULARY,
     eagle3,
     ids,
+    narrow_eagle3,
     write,
 )
 from tests.convert.test_eagle_oracle import EPSILON, attention, linear
@@ -57,6 +59,7 @@ class Case:
     normed_residual: bool = False
     final_norm: bool = True
     fed_back_normed: bool = False
+    window: int = 10**6
 
 
 WHOLE = {"drafted": VOCABULARY}
@@ -67,6 +70,15 @@ CASES = {
         EAGLE3_DEEPSPEC,
         {"layer": "layers.0", "taps": 5, "qk_norm": True, "embedding": None, **WHOLE},
         taps=(1, 2, 4, 5, 7),
+    ),
+    "narrow": Case(narrow_eagle3()[1]),
+    "window": Case(
+        {
+            **EAGLE3_SPECULATORS,
+            "transformer_layer_config": {**EAGLE, "layer_types": ["sliding_attention"], "sliding_window": 4},
+        },
+        {"layer": "layers.0"},
+        window=4,
     ),
     "fc_norm": Case({**EAGLE3, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
     "no final norm": Case(
@@ -124,7 +136,7 @@ def layer(setup: Setup, tokens: np.ndarray, features: np.ndarray) -> np.ndarray:
     normed = norm(features, "hidden_norm")
     embedded = norm(found["embed_tokens.weight"][tokens], "input_layernorm")
     x = normed if setup.case.normed_residual else features
-    x = x + attention(np.concatenate([embedded, normed], axis=-1), found)
+    x = x + attention(np.concatenate([embedded, normed], axis=-1), found, setup.case.window)
     inner = norm(x, "post_attention_layernorm")
     gate = linear(inner, found, "layers.0.mlp.gate_proj")
     return x + linear(
@@ -172,7 +184,7 @@ def setup(
     case, path = CASES[request.param], tmp_path_factory.mktemp("head")
     table = tensors(target / "hf")["model.embed_tokens.weight"]
     own = {"embedding": table[::-1].copy()} if "embedding" in case.made else {}
-    found = eagle3(**{**case.made, **own})
+    found = narrow_eagle3()[0] if "target_hidden_size" in case.config else eagle3(**{**case.made, **own})
     heads.convert(write(path / "published", found, case.config), path / "head", target / "ckpt")
     checkpoint = loading.load(target / "ckpt", "float32")
     head = restore_head(checkpoint, Eagle3(), path / "head")

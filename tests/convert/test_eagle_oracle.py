@@ -21,7 +21,7 @@ from jaxspec.model import kv_cache as kv
 from jaxspec.model.llama import forward
 from tests import hf_models
 from tests.convert.commands import tensors
-from tests.convert.published_heads import EAGLE, HEADS, KV_HEADS, WIDTH, eagle, write
+from tests.convert.published_heads import EAGLE, HEADS, WIDTH, eagle, write
 
 LENGTH, STEPS, CHUNK, ROWS = 13, 4, 16, 32
 FORWARD, OBSERVE, ROOT, EXPAND = map(jax.jit, (forward, Eagle().observe, Eagle().root, Eagle().expand))
@@ -40,22 +40,23 @@ def rotated(x: np.ndarray) -> np.ndarray:
     return (x * np.cos(angle) + half * np.sin(angle)).astype(np.float32)
 
 
-def attention(x: np.ndarray, found: dict[str, np.ndarray]) -> np.ndarray:
+def attention(x: np.ndarray, found: dict[str, np.ndarray], window: int = 10**6) -> np.ndarray:
     """Causal self-attention over all the pairs; each key head is repeated for its group of query heads.
 
-    Queries and keys go through norms where the head has any.
+    Queries and keys go through norms where the head has any. A query sees `window` positions, its own included.
     """
 
-    def part(p: str, heads: int) -> np.ndarray:
-        split = linear(x, found, f"layers.0.self_attn.{p}_proj").reshape(len(x), heads, HEAD_DIM)
+    def part(p: str) -> np.ndarray:
+        split = linear(x, found, f"layers.0.self_attn.{p}_proj").reshape(len(x), -1, HEAD_DIM)
         if (scale := found.get(f"layers.0.self_attn.{p}_norm.weight")) is None:
             return split
         return split / np.sqrt((split * split).mean(-1, keepdims=True) + np.float32(EPSILON)) * scale
 
-    query, key, value = rotated(part("q", HEADS)), rotated(part("k", KV_HEADS)), part("v", KV_HEADS)
-    key, value = (np.repeat(y, HEADS // KV_HEADS, axis=1) for y in (key, value))
+    query, key, value = rotated(part("q")), rotated(part("k")), part("v")
+    key, value = (np.repeat(y, query.shape[1] // y.shape[1], axis=1) for y in (key, value))
     scores = np.einsum("qhd,khd->hqk", query, key) / np.sqrt(np.float32(HEAD_DIM))
-    scores = np.where(np.tril(np.ones((len(x), len(x)), bool)), scores, -np.inf)
+    back = np.arange(len(x))[:, None] - np.arange(len(x))
+    scores = np.where((back >= 0) & (back < window), scores, -np.inf)
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.einsum("hqk,khd->qhd", shares / shares.sum(-1, keepdims=True), value)
     return linear(mixed.reshape(len(x), -1), found, "layers.0.self_attn.o_proj")

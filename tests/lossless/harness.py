@@ -132,7 +132,7 @@ def eagle_head(config: LlamaConfig) -> EagleHead:
 def eagle3_head(target: Llama) -> Eagle3Head:
     """A head that can draft all tokens but one, and drafts mostly the target's token after the pair's token alone."""
     drafter, vocab = Eagle3(), target.config.vocab_size
-    shape = drafter.head_for(target.config, ids=[token for token in range(vocab) if token != 1])
+    shape = drafter.head_for(target.config, ids=[token for token in range(vocab) if token != 1], window=20)
     head = drafter.build_head(shape, nnx.Rngs(5))
     width, wanted = target.config.hidden_size, module_to_dict(target)
     params = {name: 0.25 * value if name.endswith("kernel") else value for name, value in module_to_dict(head).items()}
