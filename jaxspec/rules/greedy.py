@@ -41,7 +41,7 @@ def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
     if drafts.log_accept is None:
         return Proposal(token=token, log_prob=log_prob, live=live)
     log_prob = with_estimate(log_prob, for_each(drafts.log_accept, width)[..., None])
-    return Proposal(token=token, log_prob=jnp.where(live, log_prob, -jnp.inf), live=live, estimated=True)
+    return Proposal(token=token, log_prob=log_prob, live=live, estimated=True)
 
 
 def with_estimate(log_prob: Float[Array, "B W C"], log_accept: Float[Array, "B W 1"]) -> Float[Array, "B W C"]:

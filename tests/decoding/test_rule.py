@@ -1,10 +1,12 @@
-"""The distribution of children that verification gets."""
+"""The distribution of children that verification gets, and their confidences."""
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxspec.decoding.drafter import Drafts
 from jaxspec.decoding.rule import keep_probs
 from jaxspec.decoding.tree import init_tree, root_frontier
+from jaxspec.rules.greedy import propose_top_k
 
 
 def test_ids_that_fill_up_candidates_take_nothing_from_q():
@@ -14,3 +16,13 @@ def test_ids_that_fill_up_candidates_take_nothing_from_q():
     assert kept.draft_probs is not None
     np.testing.assert_array_equal(kept.draft_probs[0, 0], [0.25, 0, 0, 0, 0, 0.75])
     np.testing.assert_array_equal(kept.draft_probs[0, 1:], np.zeros((2, 6)))
+
+
+def test_the_heads_estimate_is_the_first_childs_confidence():
+    """The others share what remains, in the proportions of their probabilities; padding stays -inf."""
+    probs = jnp.array([[[0.5, 0.3, 0.2, 0.0]]])
+    found = propose_top_k(Drafts(logits=jnp.log(probs), log_accept=jnp.log(jnp.array([[0.8]]))), 2, 4)
+    assert found.estimated and found.log_prob.shape == (1, 2, 4)
+    np.testing.assert_allclose(np.exp(found.log_prob[0, 1]), [0.8, 0.2 * 0.6, 0.2 * 0.4, 0], atol=1e-6)
+    sure = propose_top_k(Drafts(logits=jnp.log(probs), log_accept=jnp.zeros((1, 1))), 1, 4)
+    assert float(sure.log_prob[0, 0, 0]) == 0 and float(sure.log_prob[0, 0, 1]) < -10

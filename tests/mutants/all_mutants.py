@@ -32,6 +32,7 @@ TESTS = {  # besides the test file of the same name
     ),
     "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
     "jaxspec/decoding/batch.py": ("tests/engine/test_continuous_batching.py", "-k", "alone"),
+    "jaxspec/rules/greedy.py": ("tests/decoding/test_rule.py",),
     "jaxspec/rules/rejection_sampling.py": (
         "tests/decoding/test_rejection_sampling.py",
         "tests/lossless/test_wrong_rules.py::test_right_rule_passes",
