@@ -21,8 +21,8 @@ RunFolder = Annotated[
 TryPrompts = Annotated[
     Path | None,
     Option(
-        help='JSONL file of prompts, or `builtin`. Each line is {"prompt": ...} or {"turns": [...]}, whose first turn '
-        "is used. Do not use the prompts of later measurements. Default: pieces of the data that is not held out."
+        help='JSONL file of prompts, or a name as in `bench`. Each line is {"prompt": ...} or {"turns": [...]}, whose '
+        "first turn is used. Use no prompts of later measurements. Default: pieces of the data that is not held out."
     ),
 ]
 NewTokens = Annotated[int, Option(help="Largest number of generated tokens.")]
@@ -340,6 +340,13 @@ class Generate(Decoding):
     turns of the conversations in --data. OUT then has {"messages": ..., "complete": ...} per line."""
     samples: int = 1000
     """Texts to generate: at most one per prompt of --prompts."""
+    self_prompts: int | None = None
+    """Instead of --samples: let the target write this many user turns itself, after its chat template's user header
+    (Magpie), and answer them. Turns without an end, and answers that repeat others, are left out."""
+    max_loops: float = 0.1
+    """With --self-prompts: largest share of answers that loop."""
+    exclude: tuple[str, ...] = ()
+    """Question files, as in `bench`. Texts that share 13 words in a row with one of them are left out."""
     method: str | None = None
     """Method of decoding, which only changes the speed. `jaxspec methods` lists the parts. Default: the best trained
     head of the checkpoint."""
@@ -351,9 +358,13 @@ class Generate(Decoding):
 
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "samples", "prompt_tokens", "batch_size")
+        check_options(self, lambda value: value is None or value >= 1, "be at least 1", "self_prompts")
+        check_options(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "max_loops")
         check_options(self, lambda value: value >= 0, "not be below 0", "greedy_tokens")
         check_options(self.sampling, lambda value: value >= 0, "not be below 0", "seed")
         check_options(self.sampling, lambda value: value >= 1, "be at least 1", "max_new_tokens")
+        if self.self_prompts is not None and self.prompts is not None:
+            raise ValueError("--self-prompts makes the prompts, so leave out --prompts")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

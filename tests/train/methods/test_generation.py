@@ -12,7 +12,8 @@ import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.train.data import dataset, encoding, records
+from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.train.data import dataset, encoding, records, self_prompts
 from jaxspec.train.data.prompts import Prompt, check_room, cut_prompts, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.methods import generation
@@ -234,6 +235,80 @@ def test_prompts_of_a_file(target: Path, tmp_path: Path):
     assert [line["prompt"] for line in lines(tmp_path / "out")] == ["prompt 0", "prompt 1", "prompt 2"]
 
 
+def test_texts_near_an_excluded_question_are_left_out(target: Path, tmp_path: Path):
+    prompts, held = tmp_path / "prompts.jsonl", tmp_path / "held.jsonl"
+    turns = [" ".join(f"{word}{i}" for i in range(14)) for word in "abc"]
+    prompts.write_text("".join(json.dumps({"prompt": turn}) + "\n" for turn in turns))
+    held.write_text(json.dumps({"prompt": turns[1].upper()}))
+    options = ("--target", target, "--prompts", prompts, "--exclude", held, *QUICK)
+    code, err = command("generate", "--out", tmp_path / "out", *options)
+    assert code == 0, err
+    assert [line["prompt"] for line in lines(tmp_path / "out")] == [turns[0], turns[2]]
+    assert err.splitlines()[-1].endswith("; left out: 1 near an excluded question")
+    held.write_text(prompts.read_text())
+    code, err = command("generate", "--out", tmp_path / "none", *options)
+    assert code == 2 and "no text is left to write" in err.splitlines()[-1]
+
+
+SELF = ("--self-prompts", 10, "--temperature", 0.7, *QUICK)
+
+
+def test_a_target_writes_the_users_turns_itself(
+    target: Path, model: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Every other turn has no end. Answers begin as the target answers such a turn, without the topic."""
+    out, with_turns, killed_at = tmp_path / "out.jsonl", generation.with_turns, [4]
+
+    def some_turns(engine, settings, headers, first):
+        if first == killed_at[0]:
+            raise KeyboardInterrupt
+        found = with_turns(engine, settings, headers, first)
+        assert [model.tokenizer.decode(header.tokens) for header in headers] == [
+            f"<system>You are a helpful assistant. The user asks about {topic}.<user>"
+            for topic in self_prompts.TOPICS[first : first + len(headers)]
+        ]
+        return [None if (first + row) % 2 else prompt for row, prompt in enumerate(found)]
+
+    monkeypatch.setattr(generation, "with_turns", some_turns)
+    assert command("generate", "--target", target, "--out", out, *SELF)[0] == 130
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl.part"]
+    killed_at[0] = -1
+    code, err = command("generate", "--target", target, "--out", out, *SELF)
+    assert code == 0, err
+    whole = tmp_path / "whole.jsonl"
+    assert command("generate", "--target", target, "--out", whole, *SELF)[0] == 0
+    assert out.read_bytes() == whole.read_bytes()
+    written, engine = lines(out), jaxspec.Engine(model, "plain")
+    assert 3 <= len(written) <= 5 and f"wrote {out}: {len(written)} texts by plain" in err
+    assert f"left out: {10 - len(written)} unusable turns" in err and "4-grams are distinct" in err
+    assert len({line["messages"][0]["content"] for line in written}) == len(written)
+    for line in written:
+        asked, answered = line["messages"]
+        assert (asked["role"], answered["role"]) == ("user", "assistant")
+        (greedy,) = engine.generate(f"<user>{asked['content']}<assistant>", max_new_tokens=8)
+        assert answered["content"].startswith(greedy.text.rstrip("\ufffd"))
+
+
+def test_where_a_turn_ends(target: Path, tmp_path: Path):
+    """By EOS, or by the text that the template writes after it; this template takes no system message."""
+    shutil.copytree(target, tmp_path / "ckpt")
+    (tmp_path / "ckpt" / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}"
+        "[INST] {{ m.content }} [/INST]{% endfor %}"
+    )
+    model = jaxspec.load(tmp_path / "ckpt")
+    (header,) = self_prompts.headers(model, ChatFormat(), 1)
+    assert model.tokenizer.decode(header.tokens) == "[INST]"
+
+    def turn(text: str, ended: bool) -> str | None:
+        found = self_prompts.prompt_after(header, model.tokenizer.encode(text), ended, model, ChatFormat())
+        return None if found is None else model.tokenizer.decode(found.tokens)
+
+    assert turn(" Hi there [/INST] yes", False) == turn(" Hi there ", True) == "[INST] Hi there [/INST]"
+    assert turn(" Hi there", False) is turn("  ", True) is turn(" [/INST]", False) is None
+    assert turn("x" * ROOM, True) is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -248,6 +323,10 @@ def test_prompts_of_a_file(target: Path, tmp_path: Path):
         (("--out", "HERE/out", "--target", "HERE/mute"), "mute has no tokenizer, so it cannot generate text"),
         (("--out", "HERE/out", "--method", "nonsense"), "there is no drafter 'nonsense'"),
         (("--out", "HERE/out", "--temperature", -1), "temperature must be 0 or above"),
+        (("--out", "HERE/out", "--self-prompts", 0), "--self-prompts must be at least 1, not 0"),
+        (("--out", "HERE/out", "--self-prompts", 2, "--max-loops", 2), "--max-loops must be from 0 to 1, not 2"),
+        (("--out", "HERE/out", "--self-prompts", 2, "--prompts", "builtin"), "so leave out --prompts"),
+        (("--out", "HERE/out", "--exclude", "HERE/nowhere"), "nowhere cannot be read"),
         (("--out", "HERE/out", "--samples", 0), "--samples must be at least 1, not 0"),
         (("--out", "HERE/out", "--greedy-tokens", -1), "--greedy-tokens must not be below 0, not -1"),
     ],

@@ -1,0 +1,72 @@
+"""User turns that a target writes itself, in Magpie's way (arXiv:2406.08464).
+
+After the header of the user's message in the chat template, a chat model writes what users write. A system message
+names a topic, another one for each turn in a row, because a small model repeats itself without one. The answer's prompt
+has no such message.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Sequence
+
+from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.engine.requests import encode
+from jaxspec.engine.stop_strings import text_of
+from jaxspec.train.data.prompts import Prompt
+from jaxspec.train.data.records import SYSTEM, USER, Message
+
+TURN = SamplingParams(max_new_tokens=96, temperature=1.0, top_p=0.9)
+SEED = 2**20  # added to the seed, so that a turn and its answer draw other random numbers
+TOPICS = (
+    "cooking", "astronomy", "personal finance", "ancient history", "Python programming", "fractions and percentages",
+    "gardening", "job interviews", "the human body", "travel in Europe", "writing a short story", "climate and weather",
+    "chess and board games", "learning a language", "electricity", "dogs and cats", "the law", "poetry", "fitness",
+    "computer hardware", "biology", "music theory", "marketing", "family and friends", "geography", "physics",
+    "spelling and grammar", "web pages in HTML", "philosophy", "statistics", "farming", "painting", "public health",
+    "home repair", "the ocean", "school homework", "algebra", "cars and bicycles", "photography", "politics",
+    "writing emails", "sports", "chemistry", "clothes and fashion", "space travel", "databases and SQL", "sleep",
+    "movies and books", "birds and insects", "small businesses", "mythology", "logic puzzles", "architecture",
+)  # fmt: skip
+_MARK = "THE-TURN-OF-THE-USER"
+
+
+def headers(model: Checkpoint, chat_format: ChatFormat, count: int) -> list[Prompt]:
+    """What precedes the user's message in the chat template, for `count` turns, whose topics differ.
+
+    Raises ValueError if there is no chat template, or it does not take the format.
+    """
+    encode("x", model, True, chat_format)  # its errors are sentences
+    begun = [
+        model.tokenizer.encode(_around(model, chat_format, topic)[0], add_special_tokens=False) for topic in TOPICS
+    ]
+    return [Prompt(begun[number % len(begun)]) for number in range(count)]
+
+
+def prompt_after(
+    header: Prompt, tokens: Sequence[int], ended: bool, model: Checkpoint, chat_format: ChatFormat
+) -> Prompt | None:
+    """The prompt for an answer to a sampled turn; None if the turn is empty, or has no end, or leaves no room.
+
+    Args:
+        tokens: what follows the header, without EOS; `ended`: whether EOS came. In some templates a text ends a turn.
+    """
+    text, end = text_of(model.tokenizer, list(tokens), header.tokens), _around(model, chat_format, TOPICS[0])[1]
+    turn, found, _ = text.partition(end) if end else (text, "", "")
+    if not (turn := turn.strip()) or not (ended or found):
+        return None
+    (encoded,) = encode([turn], model, True, chat_format)
+    system = () if chat_format.system is None else (Message(SYSTEM, chat_format.system),)
+    return Prompt(encoded, (*system, Message(USER, turn))) if len(encoded) < model.config.model.usable_length else None
+
+
+def _around(model: Checkpoint, chat_format: ChatFormat, topic: str) -> tuple[str, str]:
+    """The text of the chat template before the user's message, and the word that ends the message."""
+    system = f"{chat_format.system or 'You are a helpful assistant.'} The user asks about {topic}."
+    render = lambda each: each.render(model.tokenizer, [{"role": USER, "content": _MARK}])
+    text = ""
+    with contextlib.suppress(Exception):  # a template that takes no system message may raise anything
+        text = render(dataclasses.replace(chat_format, system=system))
+    before, _, after = (text or render(chat_format)).partition(_MARK)
+    return before.rstrip(" "), next(iter(after.split()), "")
