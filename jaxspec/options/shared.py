@@ -28,11 +28,7 @@ class Option:
 
 
 Target = Annotated[
-    Path,
-    Option(
-        help="Checkpoint made by `jaxspec-convert llama`; `builtin`, the small model inside the package; or `smollm2`, "
-        "after `jaxspec get smollm2`."
-    ),
+    Path, Option(help="Checkpoint made by `jaxspec-convert llama`, or `builtin`, or `smollm2` (see `jaxspec get`).")
 ]
 Method = Annotated[
     str | None,

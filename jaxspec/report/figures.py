@@ -1,6 +1,7 @@
 """The figures of a report, drawn from the runs' numbers."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class Figure:
 def all_figures(runs: Sequence[Run]) -> list[Figure]:
     """All figures for which these runs have numbers, the most informative first."""
     colours = colours_of(runs)
-    makers = (by_category, by_position, by_position_unconditional, time, reliability, control)
+    makers = (by_category, by_position, functools.partial(by_position, unconditional=True), time, reliability, control)
     return [figure for run in runs for make in makers if (figure := make(run, colours)) is not None]
 
 
@@ -69,21 +70,13 @@ def by_category(run: Run, colours: Colours) -> Figure | None:
     return Figure("Speedup by category", run.title, caption, svg.legend({name: colours[name] for name in names}) + body)
 
 
-def by_position(run: Run, colours: Colours) -> Figure | None:
-    """Acceptance by position n-α of chains (EAGLE, Table 2)."""
+def by_position(run: Run, colours: Colours, unconditional: bool = False) -> Figure | None:
+    """Acceptance by position of chains: n-α (EAGLE, Table 2), or `unconditional` as vLLM counts it."""
+    title, key = "Acceptance by position", "acceptance_by_position"
     caption = "Among drafts whose predecessors were accepted, the share that is accepted too (n-α)."
-    return _by_position(run, colours, "Acceptance by position", "acceptance_by_position", caption)
-
-
-def by_position_unconditional(run: Run, colours: Colours) -> Figure | None:
-    """The same as vLLM counts it."""
-    caption = "Of all rounds that drafted, the share that accepted a draft at this position, as vLLM counts."
-    return _by_position(
-        run, colours, "Acceptance by position, over all rounds", "unconditional_acceptance_by_position", caption
-    )
-
-
-def _by_position(run: Run, colours: Colours, title: str, key: str, caption: str) -> Figure | None:
+    if unconditional:
+        title, key = f"{title}, over all rounds", f"unconditional_{key}"
+        caption = "Of all rounds that drafted, the share that accepted a draft at this position, as vLLM counts."
     longest = [max(names, key=lambda name: run.methods[name].builder.depth) for names in chains(run)]
     of = lambda name, at: number(run, name, key, at)
     series = [

@@ -109,7 +109,7 @@ def test_files_of_the_package_have_names(name: str, count: int, turns: int, suit
     assert questions[0].turns[0].startswith(first)
     assert {(len(question.turns), question.suite) for question in questions} == {(turns, suite)}
     assert len({question.question_id for question in questions}) == count
-    assert f"| `{name}` |" in (QUESTIONS / "README.md").read_text(encoding="utf-8")
+    assert f"\n{name}  " in (QUESTIONS / "SOURCES.txt").read_text(encoding="utf-8")
 
 
 def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -45,17 +45,11 @@ def of_questions(files: Iterable[str | Path]) -> set[Gram]:
 
 @dataclasses.dataclass
 class Screen:
-    """Leaves out texts, and counts 4-grams of the target's own words in the texts that are kept.
+    """Leaves out texts, and counts 4-grams of the target's own words in the texts that are kept."""
 
-    Attributes:
-        excluded: runs of words that no kept text has, as `of_questions` gives them.
-        most_loops: largest share of kept texts that loop.
-        repeats: keep texts whose 4-grams other texts have, too.
-    """
-
-    excluded: set[Gram]
-    most_loops: float = 1.0
-    repeats: bool = True
+    excluded: set[Gram]  # of `of_questions`
+    most_loops: float = 1.0  # largest share of kept texts that loop
+    repeats: bool = True  # keep texts whose 4-grams other texts have, too
     texts: int = 0
     looping: int = 0
     total: int = 0
@@ -85,11 +79,9 @@ class Screen:
     def summary(self, lines: Iterable[dict[str, Any]]) -> str:
         """What was measured, and how many of the lines were left out, in words."""
         counts = Counter(line[LEFT_OUT] for line in lines if LEFT_OUT in line)
-        left = ", ".join(f"{count} {reason}" for reason, count in counts.most_common())
-        share = f"{len(self.seen) / max(self.total, 1):.0%} of their 4-grams are distinct"
-        return f"{share}, {self.looping / max(self.texts, 1):.0%} of them loop" + (
-            f"; left out: {left}" if left else ""
-        )
+        left = ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
+        distinct, looping = len(self.seen) / max(self.total, 1), self.looping / max(self.texts, 1)
+        return f"{distinct:.0%} of their 4-grams are distinct, {looping:.0%} of them loop; left out: {left}"
 
 
 def _words(line: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

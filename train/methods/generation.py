@@ -113,8 +113,7 @@ def with_turns(engine: Engine, settings: Generate, headers: Sequence[Prompt], fi
 
 
 def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], first: int) -> list[list[int]]:
-    """Token ids generated for prompts, greedy ones and then sampled ones; none for an empty prompt. `first` is the
-    first prompt's number."""
+    """Token ids generated for prompts from number `first` on, greedy and then sampled; none for an empty prompt."""
     room, sampling = engine.model.config.model.usable_length, settings.sampling
     texts: list[list[int]] = [[] for _ in prompts]
     for temperature, length in ((0.0, settings.greedy_tokens), (sampling.temperature, sampling.max_new_tokens)):
