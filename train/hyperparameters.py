@@ -121,16 +121,17 @@ class Eagle3Objective:
 
 @dataclasses.dataclass(frozen=True)
 class DflashObjective(Distillation):
-    """DFlash's loss over the tokens of blocks: the text's cross-entropy, or distillation from the target."""
+    """The loss of block heads over the tokens of blocks: the text's cross-entropy, or distillation from the target."""
 
-    goal: Goal = "cross-entropy"
-    """cross-entropy: that of the tokens of the text, as published. forward-kl: KL(target || draft), which is better for
-    text that the target did not generate."""
+    goal: Literal["cross-entropy", "forward-kl", "dspark"] = "cross-entropy"
+    """cross-entropy: that of the tokens of the text, as published for DFlash. forward-kl: KL(target || draft), which is
+    better for text that the target did not generate. dspark: 0.1 of the first and 0.9 of the L1 distance of the two
+    distributions; a block counts up to its first token that does not."""
     anchors: int = 512
     """Blocks per training window. Each begins at a random token; all are drawn anew at each step."""
-    weighting: Literal["decay", "d-pace"] = "decay"
+    weighting: Literal["decay", "d-pace", "uniform"] = "decay"
     """Weights of the tokens of a block. decay: exp(-(k - 1) / --decay-scale) for the k-th drafted token. d-pace: the
-    expected number of accepted tokens from that one on, by the head's own probabilities."""
+    expected number of accepted tokens from that one on, by the head's own probabilities. uniform: 1."""
     decay_scale: float | None = None
     """With --weighting decay: tokens after which the weight has fallen to 1/e. Default: 7, 5 and 4 for blocks of 16, 10
     and 8 tokens, as published; half the block for others."""

@@ -111,10 +111,15 @@ class Eagle3(HeadSettings):
     """Size of the draft vocabulary, at most that of the target's vocabulary."""
     taps: tuple[int, ...] | None = None
     """Target layers, counted from 0, whose inputs the head reads. Default: 2, n/2 and n - 3 of n layers."""
+    width: int | None = None
+    """Width of the head's residual stream; it then learns an embedding of its own. Default: the target's."""
+    window: int = 0
+    """Sliding window: positions that a token of the head sees, its own included. 0: all."""
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=1e-4, weight_decay=0.01, clip=0.5)
 
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "draft_vocab")
+        check_options(self, lambda value: value >= 0, "be at least 0", "window")
         context, needed = self.context, self.objective.draft_steps + 2
         if context is not None and context < needed:
             raise ValueError(
@@ -125,9 +130,11 @@ class Eagle3(HeadSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dflash(HeadSettings):
-    """Train a DFlash head: a few layers over features of the target that draft a block of tokens in one pass.
+    """Train a block head: a few layers over features of the target that draft a block of tokens in one pass.
 
-    It drafts with the target's LM head. Train long blocks: decoding can use shorter ones.
+    It drafts with the target's LM head. Train long blocks: decoding can use shorter ones. The defaults are DFlash's.
+    JetSpec: --causal --goal forward-kl --weighting uniform. DSpark: --rows next --markov-rank 256 --confidence markov
+    --goal dspark --decay-scale 4.
 
     For example: jaxspec-train dflash --target tinyllama --data generated.jsonl --steps 20000
     """
@@ -136,20 +143,29 @@ class Dflash(HeadSettings):
     layers: int = 5
     """Decoder layers of the head."""
     block: int = 16
-    """Tokens of a block, including its first one, which is known: the head drafts one token less."""
+    """Rows of a block. The first one has a known token: the head drafts one token less, or with --rows next as many."""
+    rows: Literal["own", "next"] = "own"
+    """The position whose token a row drafts: its own, as in DFlash and JetSpec, or the next, as in DSpark."""
+    causal: bool = False
+    """A row sees its block only up to itself, as in JetSpec."""
     taps: tuple[int, ...] | None = None
     """Target layers, counted from 0, whose inputs the head reads. Default: as many as it has layers, spread evenly."""
     mask_token: int | None = None
     """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""
     markov_rank: int = 0
     """Rank of a Markov term (DSpark), which corrects each drafted token's logits by the token before it. 0: none, as in
-    DFlash. Heads with one cannot be exported."""
+    DFlash."""
+    confidence: Literal["none", "hidden", "markov"] = "none"
+    """Train a confidence head (DSpark), which estimates whether the next draft is accepted, from the row's hidden
+    state, or from it and the Markov term's embedding of the token before."""
     recipe: hyper.Recipe = hyper.Recipe(steps=20_000, batch_size=8, learning_rate=6e-4, weight_decay=0.01, clip=1.0)
 
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "layers")
         check_options(self, lambda value: value >= 2, "be at least 2", "block")
         check_options(self, lambda value: value >= 0, "be at least 0", "markov_rank")
+        if self.confidence == "markov" and not self.markov_rank:
+            raise ValueError("--confidence markov reads the Markov term: give --markov-rank, or --confidence hidden")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -123,39 +123,45 @@ def _attend_to_documents(segment: Array, query: Array, key: Array, value: Array)
     return attend_in_blocks(query, segments), new
 
 
-def over_steps(segment: Int[Array, "B T"], earlier: Sequence[OwnKeys]) -> Attend:
+def over_steps(segment: Int[Array, "B T"], earlier: Sequence[OwnKeys], window: int = 0) -> Attend:
     """Attention of a step of drafting in EAGLE-3's training; it keeps the keys and values of all steps.
 
     A row of a later step sees step 0 of the rows up to its own, in its document, and the later steps of its own row.
+    With a `window` (0: none) it sees only so many positions back, as in decoding. Its position is one more each step.
     """
-    return Partial(_attend_to_steps, segment, tuple(earlier))
+    return Partial(_attend_to_steps, segment, tuple(earlier), window)
 
 
 def _attend_to_steps(
-    segment: Array, earlier: tuple[OwnKeys, ...], query: Array, key: Array, value: Array
+    segment: Array, earlier: tuple[OwnKeys, ...], window: Array | int, query: Array, key: Array, value: Array
 ) -> tuple[Array, tuple[OwnKeys, ...]]:
     first, *later = steps = (*earlier, OwnKeys(k=key, v=value))
     rows = KV(k=first.k.mT, v=first.v)
 
     def segments(start: int, end: int) -> list[Keys | OwnKeys]:
         own = [OwnKeys(k=step.k[:, :, start:end], v=step.v[:, :, start:end]) for step in later]
-        return [Keys(kv=rows.rows(0, end), mask=within_documents(segment, start, end)), *own]
+        back = jnp.arange(start, end)[:, None] + len(later) - jnp.arange(end)
+        near = (back < window) | (window == 0)
+        return [Keys(kv=rows.rows(0, end), mask=within_documents(segment, start, end) & near), *own]
 
     return attend_in_blocks(query, segments), steps
 
 
-def over_context(segment: Int[Array, "B T"], anchor: Int[Array, "B anchors"], context: KV) -> Attend:
-    """Attention of DFlash's blocks in training: to the whole own block, and to the context before its first token.
+def over_context(
+    segment: Int[Array, "B T"], anchor: Int[Array, "B anchors"], context: KV, causal: bool = False
+) -> Attend:
+    """Attention of DFlash's blocks in training: to the own block, and to the context before its first token.
 
     Args:
+        causal: whether a row sees its block only up to itself.
         anchor: index in the window of each block's first token. The context is the tokens of its document before it.
         context: keys and values of the T tokens of a window.
     """
-    return Partial(_attend_to_context, segment, anchor, context)
+    return Partial(_attend_to_context, segment, anchor, context, causal)
 
 
 def _attend_to_context(
-    segment: Array, anchor: Array, context: KV, query: Array, key: Array, value: Array
+    segment: Array, anchor: Array, context: KV, causal: Array | bool, query: Array, key: Array, value: Array
 ) -> tuple[Array, None]:
     (batch, anchors), count, new = anchor.shape, query.shape[3], KV(k=key.mT, v=value)
     width = count // anchors
@@ -163,7 +169,8 @@ def _attend_to_context(
 
     def segments(start: int, end: int) -> list[Keys]:
         low, high = start // width * width, -(-end // width) * width
-        own = jnp.arange(start, end)[:, None] // width == jnp.arange(low, high) // width
+        row, other = jnp.arange(start, end)[:, None], jnp.arange(low, high)
+        own = (row // width == other // width) & ((row >= other) | ~jnp.asarray(causal))
         own = jnp.broadcast_to(own, (batch, *own.shape))
         return [_verified(segment, root[:, start:end], context), Keys(kv=new.rows(low, high), mask=own)]
 

@@ -1,4 +1,6 @@
-"""DFlash's training (arXiv:2602.06036): blocks that begin at random tokens of the text, each drafted in one pass.
+"""Training of block heads: blocks that begin at random tokens of the text, each drafted in one pass.
+
+DFlash's (arXiv:2602.06036), and by options JetSpec's (arXiv:2606.18394) and DSpark's (arXiv:2607.05147).
 
 A block corresponds to one round of drafting. Its root, the anchor, is a token of the text; its context is the tokens
 before the anchor. The block predicts the tokens after the anchor. All blocks read the same keys and values of the
@@ -6,6 +8,7 @@ context, and do not see each other.
 """
 
 from functools import partial
+from typing import Any
 
 import chex
 import jax
@@ -25,6 +28,7 @@ from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed, divergence
 from jaxspec.train.run.packed import positions, target_features
 
+TEXT_SHARE = 0.1  # DSpark's weight of the text's cross-entropy beside the L1 distance
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
 
 
@@ -38,14 +42,16 @@ class Blocks:
 
 def train(settings: options.Dflash) -> DflashHead:
     """Trains a head; see `heads.train`."""
-    drafter = Dflash(block=settings.block)
+    drafter = Dflash(block=settings.block + (settings.rows == "next"))
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
         heads.check_taps(settings.taps or (), config)
         if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
             raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
-        chosen = {name: getattr(settings, name) for name in ("layers", "taps", "mask_token", "markov_rank")}
-        shape = drafter.head_for(config, **chosen)
+        names = ("layers", "block", "taps", "mask_token", "markov_rank", "confidence")
+        chosen: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        causal = (True,) * settings.layers if settings.causal else ()
+        shape = drafter.head_for(config, anchor=settings.rows == "next", causal=causal, **chosen)
         head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
@@ -61,7 +67,10 @@ def initial(target: Llama, random: DflashHead) -> DflashHead:
 def loss(
     head: DflashHead, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: DflashObjective
 ) -> Summed:
-    """Weighted loss of the tokens after each anchor: the text's cross-entropy, or the KL from the target.
+    """Weighted loss of the tokens after each anchor: the text's cross-entropy, or a distance from the target.
+
+    A confidence head adds the binary cross-entropy of its estimate with 1 - half the L1 distance of the two
+    distributions, which is the acceptance rate of a sampled draft.
 
     `alpha_k` is the head's accuracy at distance k + 1 from the anchor: the share of tokens that are its first choice.
 
@@ -70,26 +79,38 @@ def loss(
     """
     features, taps = target_features(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
-    counted, width = jnp.asarray(batch.counted), head.options.block
+    counted, count_levels = jnp.asarray(batch.counted), head.options.levels
     context = head.context(taps, positions(segment))
-    levels, pick = jnp.arange(1, width), jax.vmap(lambda row, places: row[places])
+    levels, pick = jnp.arange(1, count_levels + 1), jax.vmap(lambda row, places: row[places])
+    compares = objective.goal != "cross-entropy" or head.confidence is not None
 
     @jax.checkpoint  # otherwise the logits of all blocks are kept for the gradient
     def of_chunk(blocks: Blocks) -> tuple[Array, Array, Array, Array]:
-        logits = head.logits(target, draft(head, target, tokens, segment, blocks.anchor, context))
+        hidden = draft(head, target, tokens, segment, blocks.anchor, context)
+        logits = head.logits(target, hidden)
         at = blocks.anchor[..., None] + levels
         inside = jnp.minimum(at, tokens.shape[1] - 1)
         same = pick(segment, inside) == pick(segment, blocks.anchor)[..., None]
         valid = blocks.real[..., None] & (at < tokens.shape[1]) & same & pick(counted, inside)
+        if objective.goal == "dspark":
+            valid = jnp.cumprod(valid, axis=-1).astype(bool)
         label, before = pick(tokens, inside), pick(tokens, inside - 1)
         if head.markov is not None:
             logits = logits + head.markov(before.reshape(before.shape[0], -1)).reshape(logits.shape)
         entropy = optax.softmax_cross_entropy_with_integer_labels(logits, label)
-        weight = jax.lax.stop_gradient(weights(objective, entropy, valid))
-        if objective.goal == "cross-entropy":
-            lost = entropy
-        else:
-            lost = divergence(objective, logits, target.logits(pick(features, inside - 1)))
+        weight = jax.lax.stop_gradient(weights(objective, entropy, valid, head.options.block))
+        lost = entropy
+        if compares:
+            teacher = target.logits(pick(features, inside - 1))
+            distance = jnp.abs(jax.nn.softmax(logits) - jax.nn.softmax(teacher)).sum(axis=-1)
+            if objective.goal == "forward-kl":
+                lost = divergence(objective, logits, teacher)
+            elif objective.goal == "dspark":
+                lost = TEXT_SHARE * entropy + (1 - TEXT_SHARE) * distance
+            flat = lambda values: values.reshape(values.shape[0], -1, *values.shape[3:])
+            if (odds := head.accepted(flat(hidden), flat(before))) is not None:
+                rate = jax.lax.stop_gradient(1 - distance / 2)
+                lost += optax.sigmoid_binary_cross_entropy(odds.reshape(rate.shape), rate)
         right = valid & (logits.argmax(-1) == label)
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
         return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
@@ -97,11 +118,12 @@ def loss(
     def add(sums: tuple[Array, ...], blocks: Blocks) -> tuple[tuple[Array, ...], None]:
         return jax.tree.map(jnp.add, sums, of_chunk(blocks)), None
 
-    zeros = jnp.float32(0), jnp.float32(0), jnp.zeros(width - 1, jnp.int32), jnp.zeros(width - 1, jnp.int32)
-    chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // width))
+    of_levels = jnp.zeros(count_levels, jnp.int32)
+    zeros = jnp.float32(0), jnp.float32(0), of_levels, of_levels
+    chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // head.options.block))
     (total, count, right, rows), _ = jax.lax.scan(add, zeros, chunks)
     # The trainer divides all sums by `count`.
-    alphas = {f"alpha_{k}": right[k] * count / jnp.maximum(rows[k], 1) for k in range(width - 1)}
+    alphas = {f"alpha_{k}": right[k] * count / jnp.maximum(rows[k], 1) for k in range(count_levels)}
     return total, {"count": count, **alphas}
 
 
@@ -122,9 +144,9 @@ def draft(
     place = (of_anchor(positions(segment))[..., None] + jnp.arange(width)).reshape(batch, -1)
     ids = head.masked_block(of_anchor(tokens).reshape(-1), width).reshape(batch, -1)
     # All blocks together, without vmap: under vmap `layers.product` has a gradient of the kernel for each block.
-    attends = [over_context(segment, anchor, rows) for rows in context]
+    attends = [over_context(segment, anchor, *layer) for layer in zip(context, head.causal, strict=True)]
     hidden = head(target, ids, rotary(head.config, place), attends)
-    return hidden.reshape(batch, anchors, width, -1)[:, :, 1:]
+    return head.drafting(hidden.reshape(batch, anchors, width, -1))
 
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:
@@ -150,15 +172,19 @@ def in_chunks(blocks: Blocks, size: int) -> Blocks:
 
 
 def weights(
-    objective: DflashObjective, entropy: Float[Array, "B anchors levels"], valid: Bool[Array, "B anchors levels"]
+    objective: DflashObjective,
+    entropy: Float[Array, "B anchors levels"],
+    valid: Bool[Array, "B anchors levels"],
+    block: int,
 ) -> Float[Array, "B anchors levels"]:
     """The weight of each level's loss: a fixed decay, or the expected number of accepted tokens from it on (D-PACE).
 
     `entropy` is the cross-entropy of the text's token. Levels that are not `valid` have weight 0.
     """
+    if objective.weighting == "uniform":
+        return valid.astype(jnp.float32)
     if objective.weighting == "decay":
-        levels = entropy.shape[-1]
-        return valid * jnp.exp(-jnp.arange(levels) / objective.scale(levels + 1))
+        return valid * jnp.exp(-jnp.arange(entropy.shape[-1]) / objective.scale(block))
     smoothed = objective.smoothing + (1 - objective.smoothing) * jnp.exp(-entropy)
     reached = jnp.cumprod(smoothed, axis=-1) * valid
     return valid * jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1)

@@ -38,7 +38,8 @@ def train(settings: options.Eagle3) -> Eagle3Head:
         heads.check_taps(settings.taps or (), config)
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
-        shape = drafter.head_for(config, ids=ids, taps=settings.taps)
+        chosen_shape = {name: getattr(settings, name) for name in ("taps", "width", "window")}
+        shape = drafter.head_for(config, ids=ids, **chosen_shape)
         head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))
 
@@ -54,7 +55,14 @@ def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
 
 
 def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
-    """A head whose final norm and LM head start as the target's. The LM head has the draft vocabulary's columns."""
+    """A head whose final norm and LM head start as the target's. The LM head has the draft vocabulary's columns.
+
+    A head of another width starts from random weights. Its embedding is as large as the target's on average.
+    """
+    if random.options.target_width is not None:
+        params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)
+        noise = jax.random.normal(jax.random.key(0), params["embedding"].shape)
+        return dict_to_module(random, {**params, "embedding": table.std() * noise})
     begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
     begun["head.kernel"] = begun["head.kernel"][:, random.ids]
     return dict_to_module(random, {**module_to_dict(random), **begun})
@@ -113,6 +121,6 @@ def unroll(
     for k in range(count):
         token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])
         angles = rotary(head.config, at + k)
-        features, steps = head(target, token, features, angles, over_steps(segment, steps))
+        features, steps = head(target, token, features, angles, over_steps(segment, steps, head.window))
         made.append(features)
     return made

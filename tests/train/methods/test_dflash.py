@@ -1,6 +1,7 @@
 """DFlash's training computes the logits that decoding drafts from, and its loss is the paper's."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def target() -> Llama:
 
 @pytest.fixture(scope="module")
 def head() -> DflashHead:
-    return head_of(markov_rank=0)
+    return head_of()
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,15 @@ def corrected() -> DflashHead:
     return head_of(markov_rank=3)
 
 
-def head_of(markov_rank: int) -> DflashHead:
+def head_of(**options: Any) -> DflashHead:
     drafter = Dflash(block=BLOCK)
-    return drafter.build_head(drafter.head_for(CONFIG, 2, mask_token=4, markov_rank=markov_rank), nnx.Rngs(1))
+    return drafter.build_head(drafter.head_for(CONFIG, 2, mask_token=4, **options), nnx.Rngs(1))
+
+
+@pytest.fixture(scope="module")
+def dspark() -> DflashHead:
+    """One whose rows draft the next position, in causal blocks, with a confidence head."""
+    return head_of(markov_rank=3, anchor=True, causal=(True, True), confidence="markov")
 
 
 @pytest.fixture(scope="module")
@@ -57,13 +64,18 @@ def batch() -> Windows:
 
 
 @jax.jit
-def drafted(head: DflashHead, target: Llama, batch: Windows) -> jax.Array:
-    """The logits of the block that begins at each token, [B, T, levels, V]."""
+def block_outputs(head: DflashHead, target: Llama, batch: Windows) -> jax.Array:
+    """The outputs of the block that begins at each token, [B, T, levels, D]."""
     _, taps = target_features(target, batch, head.options.taps)
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     every = jnp.broadcast_to(jnp.arange(LENGTH), (2, LENGTH))
     context = head.context(taps, positions(segment))
-    return target.logits(dflash.draft(head, target, tokens, segment, every, context))
+    return dflash.draft(head, target, tokens, segment, every, context)
+
+
+def drafted(head: DflashHead, target: Llama, batch: Windows) -> jax.Array:
+    """Their logits, [B, T, levels, V]."""
+    return target.logits(block_outputs(head, target, batch))
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +83,13 @@ def logits(target: Llama, head: DflashHead, batch: Windows) -> np.ndarray:
     return np.asarray(drafted(head, target, batch))
 
 
-def test_trains_what_decodes(target, head, batch, logits):
+@pytest.mark.parametrize("kind", ["head", "dspark"])
+def test_trains_what_decodes(kind, target, batch, request):
     """A round after each of some tokens: first ones of a document and later ones."""
+    head = request.getfixturevalue(kind)
+    logits = np.asarray(drafted(head, target, batch))
     _, taps = FEATURES(target, batch, head.options.taps)
-    models, drafter = Models(target=target, draft=head), Dflash(block=BLOCK)
+    models, drafter = Models(target=target, draft=head), Dflash(block=BLOCK + head.options.anchor)
     for row, begin, anchor in ((0, 0, 0), (0, 0, 5), (0, 8, 8), (0, 8, 11), (1, 0, 13)):
         whole = lambda x, row=row, begin=begin: jnp.roll(x[row : row + 1], -begin, axis=1)
         tokens, known = whole(jnp.asarray(batch.tokens)), anchor - begin
@@ -99,7 +114,9 @@ def log_softmax(values: np.ndarray) -> np.ndarray:
     return values - np.log(np.exp(values).sum(-1, keepdims=True))
 
 
-@pytest.mark.parametrize(("weighting", "goal"), [("decay", "cross-entropy"), ("d-pace", "forward-kl")])
+@pytest.mark.parametrize(
+    ("weighting", "goal"), [("decay", "cross-entropy"), ("d-pace", "forward-kl"), ("uniform", "forward-kl")]
+)
 def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkeypatch):
     """Or the KL from the target's distribution in its place, with the same weights."""
     monkeypatch.setattr(dflash, "_ROWS", 2 * BLOCK)  # several chunks, the last of which is not full
@@ -134,6 +151,9 @@ def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkey
         for j, value in lost.items():
             if weighting == "decay":
                 share = np.exp(-(j - 1) / 1.5)
+                weight += share
+            elif weighting == "uniform":
+                share = 1.0
                 weight += share
             else:
                 share = sum(chance for k, chance in chances.items() if k >= j)
@@ -228,9 +248,41 @@ def test_a_markov_term_is_trained_on_the_token_before(target, head, corrected, b
         assert float(sums[f"alpha_{k}"] / sums["count"]) == pytest.approx(right[k] / max(rows[k], 1), abs=1e-6)
 
 
-def test_gradients_reach_every_weight(target, corrected, batch):
+def test_the_loss_of_dspark(target, dspark, batch):
+    """0.1 cross-entropy, 0.9 L1, and the confidence head's own, up to a block's first token that does not count."""
+    objective = DflashObjective(anchors=ANCHORS, goal="dspark", decay_scale=4.0)
+    found, sums = LOSS(dspark, target, batch, jax.random.key(5), objective)
+    features, _ = FEATURES(target, batch, dspark.options.taps)
+    chance = lambda logits: np.exp(log_softmax(np.asarray(logits, np.float64)))
+    teacher, params = chance(target.logits(features)), module_to_dict(dspark)
+    hidden = np.asarray(block_outputs(dspark, target, batch))
+    blocks = DRAW(batch.segment, batch.counted, ANCHORS, jax.random.key(5))
+    total = weight = 0.0
+    for row, n in np.ndindex(2, ANCHORS):
+        anchor = int(blocks.anchor[row, n])
+        for k in range(BLOCK):
+            at = anchor + 1 + k
+            inside = at < LENGTH and batch.segment[row, at] == batch.segment[row, anchor]
+            if not (blocks.real[row, n] and inside and batch.counted[row, at]):
+                break
+            before, label, h = int(batch.tokens[row, at - 1]), int(batch.tokens[row, at]), hidden[row, anchor, k]
+            first = np.asarray(params["markov.embedding"])[before]
+            drafted = chance(
+                np.asarray(target.logits(jnp.asarray(h))) + first @ np.asarray(params["markov.head.kernel"])
+            )
+            distance = np.abs(drafted - teacher[row, at - 1]).sum()
+            odds = np.concatenate([h, first]) @ np.asarray(params["confidence.proj.kernel"])[:, 0]
+            sure, rate = 1 / (1 + np.exp(-odds - float(params["confidence.proj.bias"][0]))), 1 - distance / 2
+            lost = -0.1 * np.log(drafted[label]) + 0.9 * distance
+            lost -= rate * np.log(sure) + (1 - rate) * np.log(1 - sure)
+            total, weight = total + np.exp(-k / 4) * lost, weight + np.exp(-k / 4)
+    assert float(found) == pytest.approx(total, rel=1e-4)
+    assert float(sums["count"]) == pytest.approx(weight, rel=1e-5)
+
+
+def test_gradients_reach_every_weight(target, dspark, batch):
     objective = DflashObjective(anchors=ANCHORS, weighting="d-pace")
-    slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(corrected)
+    slopes = jax.jit(jax.grad(lambda head: dflash.loss(head, target, batch, None, objective)[0]))(dspark)
     for name, slope in module_to_dict(slopes).items():
         assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
 

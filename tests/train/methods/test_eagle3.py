@@ -34,9 +34,11 @@ def target() -> Llama:
     return Llama(CONFIG, rngs=nnx.Rngs(0))
 
 
-@pytest.fixture(scope="module")
-def head() -> Eagle3Head:
-    return Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS), nnx.Rngs(1))
+@pytest.fixture(scope="module", params=[{}, {"width": 2 * CONFIG.hidden_size, "window": 4}], ids=["usual", "wide"])
+def head(request: pytest.FixtureRequest, target: Llama) -> Eagle3Head:
+    """One as usual, and one wider than the target, with a sliding window and an embedding of its own."""
+    found = Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS, **request.param), nnx.Rngs(1))
+    return eagle3.initial(target, found) if request.param else found
 
 
 @pytest.fixture(scope="module")
