@@ -17,7 +17,6 @@ from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, is_s
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
-from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
 Layout = Literal["DFlash's authors", "DeepSpec", "SpecForge", "speculators and vLLM"]
@@ -113,8 +112,6 @@ def files(head: OwnHead, form: str) -> Files:
         }
         if "is_causal" in values:
             values["dflash_config"] |= dict.fromkeys(_CAUSAL[1:], values["is_causal"])
-    if options.temperatures:
-        say("the calibration of the confidence head (temperatures) is left out: no format has a place for it")
     return Files(values, arrays, _published, f"{options.kind} head for {target}, which drafts {options.levels} tokens")
 
 

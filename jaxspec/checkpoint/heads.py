@@ -1,6 +1,7 @@
 """Trained heads on disk: `config.json` and `params/`, in a folder under CKPT/heads or anywhere."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields
 from jaxspec.model.config import LlamaConfig
 
 FORMAT = "jaxspec-head"
+CALIBRATION = "confidence.json"
+"""File of a head's folder with the temperatures of its confidence head, from `jaxspec calibrate`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +49,20 @@ def read_config(path: Path) -> HeadConfig:
         raise CheckpointError(f"there is no readable head at {path}: {file}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is not the config of a trained head: {error}") from error
+
+
+def read_calibration(path: Path) -> dict[str, list[float]]:
+    """The settings that `jaxspec calibrate` measured for a head; empty without any. Raises CheckpointError."""
+    file = path / CALIBRATION
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["temperatures"]
+        if not all(isinstance(value, float) for value in found):
+            raise ValueError("temperatures must be numbers")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{file} is damaged: {error}; delete it, or run `jaxspec calibrate` again") from error
+    return {"temperatures": found}
 
 
 def read_head(path: Path, drafter: str) -> HeadConfig:

@@ -107,7 +107,7 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
     if isinstance(drafter, DraftModel):  # its width may differ from the target's
         theirs = dataclasses.replace(theirs, hidden_size=target.hidden_size)
     check_same_shape(path, theirs, target)
-    shape = HeadShape(config.model, config.settings)
+    shape = HeadShape(config.model, {**config.settings, **heads.read_calibration(path)})
     try:
         draft_vocabulary.check(shape.settings, target.vocab_size)
         drafter.check_head(shape, target)

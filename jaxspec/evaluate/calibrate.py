@@ -1,25 +1,31 @@
 """`jaxspec calibrate`: measures the table of costs, or the speeds of all methods, stores it and prints it."""
 
 import dataclasses
+import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+from jaxspec.builders import Chain
+from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import costs_key, how_run, measure
 from jaxspec.costs.stored import SPEEDS, speeds_key, store
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.drafters import DRAFTERS
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
-from jaxspec.evaluate import bench, results, runner
+from jaxspec.evaluate import bench, reliability, results, runner
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.table import print_table
 from jaxspec.host.arguments import integer
+from jaxspec.host.atomic import write_whole
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Answers, Calibrate
 
@@ -40,23 +46,52 @@ def run(settings: Calibrate) -> None:
         return
     method = method_of(model.path, settings.head)
     key = costs_key(model, method, settings.batch_size)
-    table = measure(model, method, load_head(model, method), settings.batch_size)
+    weights = load_head(model, method)
+    table = measure(model, method, weights, settings.batch_size)
     store(key, dataclasses.asdict(table))
     show(table, Console())
+    if method.drafter.estimates(weights):
+        calibrate_confidence(settings, model, method, weights, Console())
+
+
+def calibrate_confidence(
+    settings: Calibrate, model: Checkpoint, method: Method, weights: Any, console: Console
+) -> None:
+    """Fits the temperatures of a head's confidence head to recorded chains, and keeps them in the head's folder."""
+    weights.options = dataclasses.replace(weights.options, temperatures=())
+    drafter = method.drafter.fitted(weights)
+    engine = Engine(model, Method(drafter, Chain(drafter.levels_at_once or 0), head=method.head), draft=weights)
+    plan = Workload.of(_asked(settings, model.path))
+    runner.check(plan, engine)
+    requests = [plan.request(engine, number, []) for number in range(len(plan.questions))]
+    texts = engine.decode(requests, settings.batch_size, record=True)
+    rounds = [each for _, text in texts for each in text.rounds or ()]
+    found, errors = reliability.temperatures(rounds, drafter.levels_at_once or 0)
+    file = find_head(model.path, method.head or drafter.name) / CALIBRATION
+    write_whole(file, json.dumps({"temperatures": found}) + "\n")
+    rows = [
+        (str(level), f"{value:.2f}", f"{before:.3f}", f"{after:.3f}")
+        for level, (value, (before, after)) in enumerate(zip(found, errors, strict=True), 1)
+    ]
+    print_table(console, "draft", ("temperature", "error before", "after"), rows)
+    console.print(f"The confidence head's temperatures are in {file}", soft_wrap=True)
+
+
+def _asked(settings: Calibrate, path: Path) -> Answers:
+    return Answers(
+        target=path,
+        prompts=settings.prompts,
+        limit=settings.limit or max(QUESTIONS, settings.batch_size),
+        sampling=SamplingParams(max_new_tokens=settings.max_new_tokens),
+        batch_size=settings.batch_size,
+    )
 
 
 def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
     """Tokens a second of each method, named with all its settings: the median over a few passes, greedy."""
     size = settings.batch_size
     engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
-    asked = Answers(
-        target=model.path,
-        prompts=settings.prompts,
-        limit=settings.limit or max(QUESTIONS, size),
-        sampling=SamplingParams(max_new_tokens=settings.max_new_tokens),
-        batch_size=size,
-    )
-    plan = Workload.of(asked, REPEATS)
+    plan = Workload.of(_asked(settings, model.path), REPEATS)
     runner.check(plan, engines[REFERENCE])
     log = RunLog(None, {}, ())
     runner.run(plan, engines, log, f"{len(engines)} methods: batch")

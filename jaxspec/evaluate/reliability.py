@@ -1,5 +1,7 @@
 """Calibration of the drafts' confidence in a single token, not in the path to it (EDD, Figure 3b): a reliability table
 and the expected calibration error. A draft counts if its parent was accepted.
+
+For a confidence head also the temperatures of its levels (DSpark, arXiv:2607.05147: sequential temperature scaling).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.engine.generation import Round
 from jaxspec.engine.statistics import ratio
 
 BINS = 10
@@ -64,3 +67,51 @@ def expected_calibration_error(counts: np.ndarray) -> float | None:
     """Mean over drafts of |share accepted - mean confidence| in their bin (Guo et al., Eq. 3); None without drafts."""
     drafts, confidence, accepted = counts.T
     return ratio(float(np.abs(accepted - confidence).sum()), float(drafts.sum())) if drafts.any() else None
+
+
+GRID = np.geomspace(0.2, 5.0, 65)
+"""Temperatures that are tried."""
+
+
+def temperatures(rounds: Iterable[Round], levels: int) -> tuple[list[float], list[tuple[float, float]]]:
+    """The divisor of a confidence head's log-odds at each level of a chain, and the calibration errors of each level.
+
+    They are fitted level by level. Each minimises the expected calibration error of the product of the estimates up to
+    its level, which is the probability that all drafts so far are accepted.
+
+    Args:
+        rounds: those of chains, of a head without temperatures.
+
+    Returns:
+        `levels` temperatures, and for each level the error of the product before and after.
+    """
+    rows = [row for each in rounds if (row := _chain(each, levels)) is not None]
+    if not rows:
+        raise ValueError("no round drafted all levels, so the confidence head cannot be calibrated; use more questions")
+    odds, accepted = np.array([odds for odds, _ in rows]), np.array([count for _, count in rows])
+    before, after, found, errors = np.ones(len(rows)), np.ones(len(rows)), list[float](), list[tuple[float, float]]()
+    for level in range(levels):
+        chance = 1 / (1 + np.exp(-odds[:, level, None] / GRID))
+        errors_of = [_error(after * column, accepted > level) for column in chance.T]
+        best = int(np.argmin(errors_of))
+        before *= 1 / (1 + np.exp(-odds[:, level]))
+        after *= chance[:, best]
+        found.append(round(float(GRID[best]), 4))
+        errors.append((_error(before, accepted > level), errors_of[best]))
+    return found, errors
+
+
+def _chain(chain: Round, levels: int) -> tuple[np.ndarray, int] | None:
+    """The log-odds of a chain's drafts, and how many were accepted; None if it is shorter or the text ended in it."""
+    accepted = int(chain.accepted.sum()) - 1
+    if len(chain.parent) != levels + 1 or len(chain.committed) <= accepted:
+        return None
+    chance = np.clip(np.exp(np.diff(chain.log_confidence.astype(float))), 1e-6, 1 - 1e-6)
+    return np.log(chance) - np.log1p(-chance), accepted
+
+
+def _error(chance: np.ndarray, accepted: np.ndarray) -> float:
+    """The expected calibration error of probabilities."""
+    rank = np.clip(np.ceil(chance * BINS).astype(int) - 1, 0, BINS - 1)
+    gaps = np.bincount(rank, accepted - chance, BINS)
+    return float(np.abs(gaps).sum() / len(chance))

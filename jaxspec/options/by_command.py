@@ -246,6 +246,9 @@ class Calibrate:
     kept in the user's cache folder, which `jaxspec env` shows. Without one, the first run of such a method measures it.
     Calibrate again if the machine was busy.
 
+    For a head with a confidence output (DSpark), it also fits that output to the drafts accepted in answers to
+    --prompts, a temperature for each draft of a block, and keeps these in the head's folder.
+
     With --all, it measures instead the speed of every method that `bench --methods all` means, on a few questions.
     From then on, commands without --method use the fastest at this batch size.
     """
@@ -256,11 +259,11 @@ class Calibrate:
     all: bool = False
     """Measure the speed of all methods, greedy, and print and keep the table. Takes minutes."""
     prompts: Path = Path("builtin")
-    """File of questions for --all, as in `bench`."""
+    """File of questions for --all and for confidence heads, as in `bench`."""
     limit: int | None = None
     """Use only this many questions. Default: 8, or one whole batch."""
     max_new_tokens: int = 64
-    """Tokens of each answer for --all."""
+    """Tokens of each answer to --prompts."""
     batch_size: int = 1
     """Sequences decoded together. Each batch size has its own table."""
     dtype: shared.Dtype = None

@@ -4,14 +4,19 @@ import dataclasses
 import json
 
 import pytest
+from flax import nnx
 
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.builders.pruned import Pruned
+from jaxspec.checkpoint import heads
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import load
 from jaxspec.commands import main
 from jaxspec.costs import calibration, stored, timing
 from jaxspec.decoding.cost_table import CostTable
+from jaxspec.drafters.dflash import Dflash
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.head_weights import head_config
 from jaxspec.evaluate import bench, calibrate
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import parse_method
@@ -194,3 +199,34 @@ def test_times_between_are_interpolated():
     sizes = (1, 2, 6, 16, 32, 64)
     assert timing.spread(sizes) == [1, 6, 16, 64] and timing.spread((5, 1)) == [1, 5] and timing.spread(()) == []
     assert timing.interpolated({1: 1.0, 6: 2.0}, (1, 2, 6)) == {1: 1.0, 2: pytest.approx(1.2), 6: 2.0}
+
+
+def test_a_confidence_head_is_fitted_and_decodes_with_it(tmp_path, monkeypatch, capsys):
+    """Chains of a random DSpark head; its temperatures are kept in its folder, and `inspect`'s kind stays DSpark."""
+    monkeypatch.setattr(calibrate, "measure", lambda *_: TABLE)
+    ckpt = tiny.checkpoint(tmp_path / "ckpt", num_layers=1)
+    model, drafter = load(ckpt), Dflash()
+    shape = drafter.head_for(
+        model.config.model, layers=1, block=3, taps=[0], markov_rank=2, anchor=True, confidence="markov"
+    )
+    (folder := ckpt / "heads" / "dflash").mkdir(parents=True)
+    heads.write_head(
+        folder, head_config(drafter, shape, model.config, "float32"), drafter.build_head(shape, nnx.Rngs(0))
+    )
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def f", "import", "x = 1")))
+    command = ["calibrate", "--target", str(ckpt), "--head", "dflash", "--prompts", str(prompts)]
+    monkeypatch.setattr("sys.argv", ["jaxspec", *command, "--max-new-tokens", "24"])
+    with pytest.raises(SystemExit) as exit_:
+        main.main()
+    printed = capsys.readouterr()
+    assert not exit_.value.code, printed.err
+    assert "temperature" in printed.out
+    found = json.loads((folder / "confidence.json").read_text())["temperatures"]
+    engine = Engine(load(ckpt), "dflash+chain+confidence,threshold=0.3")
+    assert len(found) == 3 and engine.models.draft.options.temperatures == tuple(found)
+    with pytest.raises(ValueError, match="needs a head with a confidence output"):
+        Engine(model, "ngram+chain,length=2+confidence")
+    (folder / "confidence.json").write_text('{"temperatures": [0.5, "1"]}')
+    with pytest.raises(CheckpointError, match=r"confidence.json is damaged"):
+        Engine(model, "dflash")

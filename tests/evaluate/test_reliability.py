@@ -1,6 +1,7 @@
 """Confidence against acceptance: which drafts count, by hand, and what must hold of every tree."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.evaluate.reliability import BINS, add, expected_calibration_error, judged, table, tally
+from jaxspec.engine.generation import Round
+from jaxspec.evaluate.reliability import BINS, add, expected_calibration_error, judged, table, tally, temperatures
 
 
 def tree(parent: list[int], confidence: list[float], accepted: list[int], committed: int) -> dict[str, Any]:
@@ -92,3 +94,26 @@ def test_what_must_hold_of_every_tree(trees: list[dict[str, Any]]):
     error = expected_calibration_error(counts)
     assert (error is None) == (not sum(row["count"] for row in rows))
     assert error is None or 0 <= error <= 1
+
+
+def chain(confidence: Sequence[float] | np.ndarray, accepted: int, committed: int) -> Round:
+    """A round of a chain whose first `accepted` drafts were accepted."""
+    nodes = np.arange(len(confidence) + 1)
+    log = np.log(np.cumprod([1.0, *confidence]))
+    return Round(nodes, nodes - 1, log_confidence=log, accepted=nodes <= accepted, committed=[0] * committed)
+
+
+def test_temperatures_undo_a_scaling_of_the_odds():
+    """Chains whose drafts are accepted by their true chance, of which the head reports the odds times 2, then 0.5."""
+    rng, rounds = np.random.default_rng(0), []
+    for _ in range(20_000):
+        odds = rng.normal(1, 1.5, 2)
+        accepted = int(np.cumprod(rng.random(2) < 1 / (1 + np.exp(-odds))).sum())
+        reported = 1 / (1 + np.exp(-odds * np.array([2.0, 0.5])))
+        rounds.append(chain(reported, accepted, committed=accepted + 1))
+    cut = chain([0.5, 0.5], accepted=1, committed=1)  # the text ended inside the accepted path
+    found, errors = temperatures([*rounds, cut, chain([0.5], accepted=0, committed=1)], 2)
+    assert found == pytest.approx([2.0, 0.5], rel=0.12)
+    assert all(after < 0.015 < before for before, after in errors)
+    with pytest.raises(ValueError, match="no round drafted all levels"):
+        temperatures([cut], 2)
