@@ -83,7 +83,7 @@ def lines(change: Callable[[list[str]], list[str]]) -> Callable[[Path], None]:
     return work
 
 
-def as_shard(number: int) -> Callable[[Path], None]:
+def as_shard(number: int) -> Callable[[Path], Any]:
     """Shard 3 is replaced by another one."""
     return lambda folder: [shutil.copy(folder / f"{number}.{end}", folder / f"3.{end}") for end in ("jsonl", "json")]
 

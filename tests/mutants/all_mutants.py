@@ -67,7 +67,6 @@ EQUIVALENT: dict[str, str] = {
     "jaxspec/decoding/loop.py:one_round:compare:b2cda5": "a compacted tree of the only size has the same live nodes",
     "jaxspec/builders/top_paths.py:widest:compare:58dd77": "equal logarithms mean that both results are `most`",
     "jaxspec/controllers/posterior_update.py:draw_beta:sign:a4f87c": "a normal variable is as likely as its negative",
-    "train/methods/dflash.py:loss:opposite:e29f00": "chunks of one row have the same sums; they only take longer",
     "convert/llama.py:_match:compare:741899": "with a tensor a layer some are missing, which is refused next",
 }
 """Generated mutants that no test can notice, and why."""

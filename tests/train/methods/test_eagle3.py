@@ -113,7 +113,7 @@ def test_gradients_reach_every_weight(target, head, batch):
 def test_a_head_begins_with_the_targets_lm_head(target):
     head = eagle3.initial(target, Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS), nnx.Rngs(0)))
     np.testing.assert_array_equal(head.ids, IDS)
-    assert target.lm_head is not None
+    assert target.lm_head is not None and head.lm_head is not None
     np.testing.assert_array_equal(head.lm_head.kernel[...], target.lm_head.kernel[...][:, np.array(IDS)])
     assert head.lm_head.kernel[...] is not target.lm_head.kernel[...]
 
