@@ -5,7 +5,6 @@ Nothing is trained again. The text stays the target's, which verifies with its w
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from jaxspec.drafters import DraftModel, Edd
 from jaxspec.drafters.draft_vocabulary import ids_of, to_mask
 from jaxspec.engine.head_weights import drafter_of, is_checkpoint, read_shape
 from jaxspec.host.atomic import staged
+from jaxspec.host.buckets import files_under
 from jaxspec.host.terminal import say
 from jaxspec.model.quantization import LM_HEAD, dense, pack, whole_name
 
@@ -75,8 +75,9 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     with staged(out, size) as folder:
         parameters.write_params(folder / "params", kept.items())
         checksums.write(folder)
-        if (source / PREDICTOR).is_dir():
-            shutil.copytree(source / PREDICTOR, folder / PREDICTOR)
+        for file in files_under(source / PREDICTOR):
+            (to := folder / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            to.write_bytes(file.read_bytes())
         heads.write_config(folder, config)
     say(
         f"wrote {out}: {drafter.name}, which drafts {len(drafted)} of {rows} tokens, {filesize.decimal(size)} instead "

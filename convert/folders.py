@@ -8,6 +8,7 @@ from typing import Any
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES
+from jaxspec.host.buckets import check_local, to_path
 
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
@@ -39,6 +40,7 @@ def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHT
     Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError if there is no such
     model or revision, no access, or no network and the model is not in the cache.
     """
+    check_local(to_path(source), "SRC")
     if not is_hub_id(source):
         if revision is not None:
             raise CheckpointError(f"--revision needs a hub id, and {source} is not one")

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,7 +66,7 @@ def copy(source: Path, folder: Path) -> None:
     """Copies the existing tokenizer files, byte for byte, and nothing else."""
     for file in files(source):
         (to := folder / file.relative_to(source)).parent.mkdir(exist_ok=True)
-        shutil.copyfile(file, to)
+        to.write_bytes(file.read_bytes())
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -143,7 +142,7 @@ def _convert_meta(source: Path, folder: Path) -> str | None:
         raise ValueError(f"{file} is a tiktoken file, which lacks the special tokens")
     from transformers import LlamaTokenizer
 
-    shutil.copyfile(file, folder / file.name)
+    (folder / file.name).write_bytes(file.read_bytes())
     found = LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True)
     # As Meta's code, by sentencepiece: a space goes before every text, also one that begins with a space.
     found.backend_tokenizer.pre_tokenizer = None
@@ -180,7 +179,7 @@ def _compare(tokenizer: Any, file: Path) -> None:
 def _write(tokenizer: Any, folder: Path) -> None:
     """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens."""
     # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
-    tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(pretty=True), encoding="utf-8")
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     config = {**config, **tokenizer.special_tokens_map, "tokenizer_class": GENERIC}

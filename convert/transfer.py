@@ -19,6 +19,7 @@ from jaxspec.convert.names import is_kernel, turned
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room
+from jaxspec.host.buckets import in_bucket
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import progress
 from jaxspec.model.quantization import kind_of, pack
@@ -169,9 +170,12 @@ def read_back(
 
 def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:
     """Writes parameters as safetensors, with PyTorch's names and layout. Returns these names."""
-    from safetensors.numpy import save_file
+    from safetensors.numpy import save, save_file
 
     tensors = split_experts({theirs(name): np.ascontiguousarray(turned(name, array)) for name, array in arrays.items()})
+    if in_bucket(file):
+        file.write_bytes(save(tensors, metadata={"format": "pt"}))
+        return tensors.keys()
     save_file(tensors, file, metadata={"format": "pt"})
     file.chmod(0o644)  # safetensors makes it readable only for its owner
     return tensors.keys()

@@ -1,6 +1,8 @@
 """Settings of all tests: the CPU, checked shapes, one compilation cache for the checkout."""
 
+import importlib
 import importlib.metadata
+import importlib.util
 import itertools
 import os
 from pathlib import Path
@@ -72,3 +74,28 @@ def quick_runs():
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
         yield
+
+
+@pytest.fixture(scope="session")
+def bucket():
+    """A bucket of Google's protocol on this machine; see `tests.bucket`."""
+    for package in ("gcsfs", "gcp_storage_emulator"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    from tests.bucket import running
+
+    with running() as found, pytest.MonkeyPatch.context() as patch:
+        for name, value in found.environment.items():  # read by gcsfs and TensorStore when they are imported
+            patch.setenv(name, value)
+        patch.setitem(
+            importlib.import_module("fsspec.config").conf, "gcs", {"token": "anon"}
+        )  # if it is loaded already
+        yield found
+
+
+@pytest.fixture
+def in_bucket(bucket):
+    """That bucket, empty and without faults."""
+    bucket.clear()
+    yield bucket
+    bucket.clear()

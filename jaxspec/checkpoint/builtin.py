@@ -5,6 +5,7 @@ import importlib
 import re
 from pathlib import Path
 
+from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 
 BUILTIN = "builtin"
@@ -59,7 +60,7 @@ def locate(target: str | Path) -> Path:
         if not PUBLISHED[first].folder.is_dir():
             raise ValueError(f"{first} is not on this machine yet; run `jaxspec get {first}` first")
         return PUBLISHED[first].folder.joinpath("checkpoint", *rest)
-    return from_hub(str(target)) if is_hub_id(target) else Path(target)
+    return from_hub(str(target)) if is_hub_id(target) else to_path(target)
 
 
 def is_hub_id(name: str | Path) -> bool:
@@ -84,4 +85,4 @@ def locate_prompts(prompts: str | Path) -> Path:
     if str(prompts) == BUILTIN:
         return FOLDER / "prompts.jsonl"
     named = QUESTIONS / f"{prompts}.jsonl"
-    return named if named.parent == QUESTIONS and named.is_file() and not Path(prompts).exists() else Path(prompts)
+    return named if named.parent == QUESTIONS and named.is_file() and not Path(prompts).exists() else to_path(prompts)

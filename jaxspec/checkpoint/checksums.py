@@ -17,6 +17,7 @@ import numpy as np
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.host import processes
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.buckets import files_under
 
 NAME = "params.sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  (params/[^\\]+)")
@@ -46,8 +47,9 @@ def size(folder: Path) -> int:
 
 def _places(folder: Path) -> list[Path]:
     """The folder and those below it that have parameters, without hidden ones."""
-    found = [place.parent for place in folder.glob("**/params") if place.is_dir()]
-    return sorted(at for at in found if not any(part.startswith(".") for part in at.relative_to(folder).parts))
+    names = (file.relative_to(folder).parts for file in files_under(folder))
+    found = {parts[: parts.index("params")] for parts in names if "params" in parts[:-1]}
+    return sorted(folder.joinpath(*at) for at in found if not any(part.startswith(".") for part in at))
 
 
 def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
@@ -81,7 +83,7 @@ def _read(file: Path) -> dict[str, str]:
 
 
 def _files(folder: Path) -> list[str]:
-    return sorted(file.relative_to(folder).as_posix() for file in (folder / "params").rglob("*") if file.is_file())
+    return [file.relative_to(folder).as_posix() for file in files_under(folder / "params")]
 
 
 def _digests(folder: Path, names: Iterable[str], done: Callable[[int], None] = _NOTHING) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.host.arguments import integer
+from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import KINDS
 
@@ -105,7 +106,7 @@ def check_dtypes(dtype: str, source_dtype: str) -> None:
 
 def read_config(path: Path | str) -> CheckpointConfig:
     """Reads CKPT/config.json. Raises CheckpointError if it is missing or not one of ours."""
-    file = Path(path) / "config.json"
+    file = to_path(path) / "config.json"
     try:
         return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,9 +117,9 @@ def read_config(path: Path | str) -> CheckpointConfig:
 
 def write_config(path: Path | str, config: CheckpointConfig) -> None:
     """Writes CKPT/config.json."""
-    (Path(path) / "config.json").write_text(config.to_json(), encoding="utf-8")
+    (to_path(path) / "config.json").write_text(config.to_json(), encoding="utf-8")
 
 
 def head_names(path: Path | str) -> tuple[str, ...]:
     """Sorted names of the heads found under CKPT/heads: the folders that hold a config.json and are not hidden."""
-    return tuple(sorted(file.parent.name for file in (Path(path) / "heads").glob("[!.]*/config.json")))
+    return tuple(sorted(file.parent.name for file in (to_path(path) / "heads").glob("[!.]*/config.json")))

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.builtin import from_hub, is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of, to_text
+from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 
 FORMAT = "jaxspec-head"
@@ -101,7 +102,7 @@ def find_head(path: Path, head: str) -> Path:
 
     Raises CheckpointError naming the heads that are there.
     """
-    given = Path(head).expanduser()
+    given = to_path(head).expanduser()
     for place in [given] if head.startswith(("./", "../")) else [path / "heads" / head, given]:
         if (place / "config.json").exists():
             return place

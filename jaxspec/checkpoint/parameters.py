@@ -6,8 +6,10 @@
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +23,8 @@ from flax.nnx.traversals import flatten_mapping, unflatten_mapping
 from jax.sharding import Mesh
 
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, read_config
+from jaxspec.host import processes
+from jaxspec.host.buckets import described, in_bucket, to_path
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import check as check_quantization
@@ -30,6 +34,11 @@ from jaxspec.model.sharding import move, place
 GROUP_BYTES = 256 * 2**20
 # Of a stored array's chunks. Only whole chunks can be read, so small ones let each host read little more than its own.
 CHUNK_BYTES = 4 * 2**20
+
+PARTS = "parts.json"  # of parameters in several Orbax checkpoints: the names in each, by its folder
+_OF_A_BUCKET = re.compile(  # an error that says nothing about the files: of gcsfs, or in the words of TensorStore
+    "gcsfs|aiohttp|google|Forbidden|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED"
+)
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -57,7 +66,7 @@ def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quant
     """
     config = read_config(path)
     how = quantization(config, quantize, path)
-    params, dtype = Path(path) / "params", config.dtype if dtype is None else dtype
+    params, dtype = to_path(path) / "params", config.dtype if dtype is None else dtype
     placed = lambda module: module if mesh is None else place(module, mesh)
     module = placed(abstract(config.model, how))
     if how is None or how == config.quantize:
@@ -124,17 +133,42 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     """Collective: writes (dotted name, array) pairs as Orbax parameters, about `group_bytes` of them at a time.
 
     `path` must not exist; it appears when everything is written. Beside it Orbax keeps `NAME.partial_save` until then.
+    In a bucket each group becomes an Orbax checkpoint in `path`, and PARTS, which names them, appears last.
     """
-    path = str(Path(path).absolute())
+    folder = to_path(path).absolute()
     # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
     context = ocp.Context()
     context.memory.deepcopy_host_arrays = False
     context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
     with context:
+        if in_bucket(folder):
+            _write_parts(folder, _groups(params, group_bytes))
+            return
         for group in _groups(params, group_bytes):
-            ocp.partial.save(path, unflatten_mapping(group, sep="."))
+            ocp.partial.save(str(folder), unflatten_mapping(group, sep="."))
             group.clear()
-        ocp.partial.finalize(path)
+        ocp.partial.finalize(str(folder))
+
+
+def _write_parts(folder: Path, groups: Iterable[dict[str, Any]]) -> None:
+    """Writes a checkpoint for each group, since Orbax joins them by renaming folders, which buckets cannot do."""
+    parts = dict[str, list[str]]()
+    for group in groups:
+        parts[part := f"{len(parts):05}"] = [*group]
+        ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
+        group.clear()
+    if processes.is_first():
+        (folder / PARTS).write_text(json.dumps(parts), encoding="utf-8")  # last, for it marks them as complete
+
+
+def _parts(path: Path | str) -> dict[str, list[str] | None]:
+    """The names of the parameters in each Orbax checkpoint, by its path. None: all names."""
+    folder = to_path(path).absolute()
+    try:
+        parts = json.loads((folder / PARTS).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {str(folder): None}
+    return {str(folder / part): names for part, names in parts.items()}
 
 
 @contextlib.contextmanager
@@ -149,6 +183,8 @@ def _reading(path: Path | str) -> Iterator[None]:
             reason = error.strerror
         elif isinstance(error, MemoryError | jax.errors.JaxRuntimeError):
             reason = " ".join(str(error).split())[:300]
+        if in_bucket(path) and _OF_A_BUCKET.search(f"{type(error)} {error}"):
+            reason = described(error, path).strerror
         raise CheckpointError(f"the parameters at {path} cannot be read: {reason}") from error
 
 
@@ -163,7 +199,11 @@ def read_shapes(path: Path | str, module: nnx.Module | None = None) -> dict[str,
     Raises CheckpointError unless they are exactly those of the abstract `module`, if given.
     """
     with _reading(path):
-        stored = flatten_mapping(ocp.metadata(str(Path(path).absolute())).metadata, sep=".")
+        stored = {
+            name: meta
+            for part in _parts(path)
+            for name, meta in flatten_mapping(ocp.metadata(part).metadata, sep=".").items()
+        }
     if module is not None:
         check_names(module_to_dict(module), stored, str(path))
     return stored
@@ -214,9 +254,13 @@ def _load(path: Path | str, wanted: dict[str, Any]) -> dict[str, Any]:
     # Bounds the tensors that exist twice, as read and as cast; the largest one must fit, with a byte to spare.
     largest = max((math.prod(leaf.shape) * 4 for leaf in wanted.values() if leaf is not ocp.PLACEHOLDER), default=0)
     context.memory.read_concurrent_bytes = max(largest, GROUP_BYTES) + 1
+    found = dict[str, Any]()
     with _reading(path), context:
-        nested = unflatten_mapping(wanted, sep=".")
-        return flatten_mapping(ocp.load(str(Path(path).absolute()), nested), sep=".")
+        for part, names in _parts(path).items():
+            here = wanted if names is None else {name: wanted[name] for name in names}
+            if any(leaf is not ocp.PLACEHOLDER for leaf in here.values()):
+                found |= flatten_mapping(ocp.load(part, unflatten_mapping(here, sep=".")), sep=".")
+    return found
 
 
 def _groups(params: Iterable[tuple[str, Any]], group_bytes: int) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Backend
 from jaxspec.checkpoint import chat_template
 from jaxspec.checkpoint.chat_template import Messages
 from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
+from jaxspec.host.buckets import to_path
 from jaxspec.host.terminal import say
 
 GENERIC = "PreTrainedTokenizerFast"
@@ -145,7 +146,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 
     Raises CheckpointError if a file is damaged, or there is a tokenizer without a tokenizer.json.
     """
-    folder = Path(folder)
+    folder = to_path(folder)
     file = folder / "tokenizer.json"
     if not file.is_file():
         if (other := next((name for name in VOCABULARIES if (folder / name).is_file()), None)) is None:
@@ -178,7 +179,7 @@ def class_of(folder: Path) -> str:
 
 
 def _load(folder: Path) -> Tokenizer:
-    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    backend = Backend.from_buffer((folder / "tokenizer.json").read_bytes())
     backend.no_truncation()
     backend.no_padding()
     config = _read(folder / "tokenizer_config.json")

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NoReturn, Union
 import tyro
 
 from jaxspec.commands import help_texts
-from jaxspec.host import shared_exit
+from jaxspec.host import buckets, shared_exit
 from jaxspec.host.jax_environment import expect_no_chip, give_threads
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
@@ -78,6 +78,7 @@ def _run(command: Callable[[], Any]) -> NoReturn:
             fail("interrupted", 130)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
+        buckets.flush()
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
 
@@ -104,7 +105,7 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
         kind, work = commands[name]
         options = parse(kind, f"{prog} {name}", sys.argv[2:])
         module, _, function = work.rpartition(".")
-        getattr(importlib.import_module(f"jaxspec.{module}"), function)(options)
+        getattr(importlib.import_module(f"jaxspec.{module}"), function)(buckets.with_buckets(options))
     elif name in ("-h", "--help"):
         listed = tuple(
             Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind))]

@@ -6,6 +6,7 @@ A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or o
 import dataclasses
 import gzip
 import importlib
+import io
 import itertools
 import json
 import re
@@ -270,7 +271,7 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
-    return parquet.read_table(path).to_pylist()
+    return parquet.read_table(io.BytesIO(path.read_bytes())).to_pylist()
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:

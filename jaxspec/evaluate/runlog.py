@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxspec.decoding.round_records import RoundCounts, from_rows
 from jaxspec.engine.generation import Round
+from jaxspec.host import buckets
 from jaxspec.host.atomic import check_folder
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import broadcast_from_first, is_first
@@ -104,6 +105,7 @@ class RunLog:
         self.measured = json.loads(json.dumps(measured))  # as it will be read back
         if self.log is not None and is_first():
             self.log.append([{"measured": measured}])
+            buckets.flush()
 
 
 def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, Any]]:
@@ -124,7 +126,7 @@ def check_out(out: Path) -> None:
 
 def log_of(out: Path) -> Path:
     """The log that belongs to a result file."""
-    return Path(f"{out}.jsonl")
+    return out.with_name(f"{out.name}.jsonl")
 
 
 def tree_to_json(round_: Round) -> dict[str, list]:

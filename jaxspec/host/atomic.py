@@ -1,4 +1,4 @@
-"""Outputs that appear only when complete, and errors of full disks."""
+"""Outputs that appear only when complete, on disks and in buckets, and errors of full disks."""
 
 import contextlib
 import errno
@@ -14,12 +14,15 @@ from pathlib import Path
 
 from rich import filesize
 
-from jaxspec.host import processes, unfinished
+from jaxspec.host import buckets, processes, unfinished
+from jaxspec.host.terminal import say
+
+UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket until the output is complete
 
 
 def check_folder(path: Path) -> None:
     """Raises ValueError if there is no folder to write a file into: before the work is done, not after."""
-    if not path.absolute().parent.is_dir():
+    if not buckets.in_bucket(path) and not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
 
 
@@ -27,12 +30,16 @@ def check_new(out: Path) -> None:
     """Raises ValueError if an output exists already, or the folder that is to hold it does not."""
     if out.exists() or out.is_symlink():
         raise ValueError(f"{out} exists already; name another output or remove it first")
-    if not (parent := out.absolute().parent).is_dir():
+    if not buckets.in_bucket(out) and not (parent := out.absolute().parent).is_dir():
         raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that appears whole or not at all. Removes what killed processes have left of it."""
+    if buckets.in_bucket(path):
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        buckets.written(path)
+        return
     _remove_left_overs(path)
     temporary = _temporary(path)
     with unfinished.listed(temporary):
@@ -54,6 +61,8 @@ class DiskFullError(OSError):
 def staged(out: Path, needed: int) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its name at the end, and is removed if anything is raised.
 
+    In a bucket it is `out` itself. There the file that marks the output as complete, config.json, must be written last.
+
     Args:
         needed: bytes that will be written.
 
@@ -61,6 +70,10 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         ValueError: `out` exists, or the folder that is to hold it does not.
         DiskFullError: too little space, before or during the work.
     """
+    if buckets.in_bucket(out):
+        with _staged_in_bucket(out):
+            yield out
+        return
     parent = out.absolute().parent
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
@@ -83,13 +96,33 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def _staged_in_bucket(out: Path) -> Iterator[None]:
+    """Marks `out` as not complete. Removes what an earlier process has left there, and what is there on an error."""
+    mark = out / UNFINISHED
+    left = mark.exists() and not (out / "config.json").exists()
+    if not left and out.exists():
+        raise ValueError(f"{out} exists already; name another output or remove it first")
+    if left:
+        say(f"removing what an unfinished run has left in {out}")
+        buckets.remove(out)
+    mark.write_bytes(b"")
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # the error that ended the work matters more
+            buckets.remove(out)
+        raise
+    mark.unlink()
+
+
+@contextlib.contextmanager
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     """`staged` for several processes that write into one folder, which the first makes and renames."""
     if not processes.is_first():
         name, problem = json.loads(processes.broadcast_text(""))
         if problem:
             raise ValueError(problem)
-        yield out.absolute().parent / name
+        yield out.absolute().with_name(name)
         processes.wait()
         return
     with contextlib.ExitStack() as stack:
@@ -140,7 +173,9 @@ def _is_left_over(owner: str) -> bool:
 
 
 def check_room(out: Path, needed: int) -> None:
-    """Raises DiskFullError unless the disk of `out` has room for `needed` bytes and some metadata."""
+    """Raises DiskFullError unless the disk of `out`, if it is on one, has room for `needed` bytes and some metadata."""
+    if buckets.in_bucket(out):
+        return
     free = shutil.disk_usage(out.absolute().parent).free
     if free < needed * 1.01 + 2**20:
         more, there = filesize.decimal(needed), filesize.decimal(free)

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.buckets import to_path
 from jaxspec.host.environment import cache_folder
 from jaxspec.host.terminal import progress, say
 
@@ -42,7 +43,7 @@ def keep_compilations() -> Path | None:
         config.update("jax_compilation_cache_dir", str(place))
         config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     folder = config.jax_compilation_cache_dir if config.jax_enable_compilation_cache else None
-    return Path(folder) if folder else None
+    return to_path(folder) if folder else None
 
 
 def make_room(share: float = 0.9) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import jax
 
+from jaxspec.host.buckets import to_path
+
 # By what they are imported as; on PyPI `jaxspec` is a library of X-ray astronomy.
 PACKAGES = {"jaxspec": "jax-specdec", "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "numpy": "numpy"}
 
@@ -28,7 +30,7 @@ def cache_folder() -> Path:
     """The folder of compiled programs and cost tables: `$JAXSPEC_CACHE`, otherwise `jaxspec` in the user's cache folder
     (`$XDG_CACHE_HOME` or ~/.cache)."""
     if chosen := os.environ.get("JAXSPEC_CACHE"):
-        return Path(chosen).expanduser()
+        return to_path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from jaxspec.host import buckets
 from jaxspec.host.atomic import write_whole
 
 
@@ -52,7 +53,10 @@ class LineLog:
 
 
 def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Adds lines to a file, and waits until they are on disk."""
+    """Adds lines to a file, and waits until they are on disk; in a bucket they may be there some seconds later."""
+    if buckets.in_bucket(path):
+        buckets.append(path, "".join(map(to_line, lines)))
+        return
     with path.open("a", encoding="utf-8") as file:
         file.write("".join(map(to_line, lines)))
         file.flush()

@@ -4,6 +4,7 @@ A process that waits for others inside a computation receives neither signals no
 process watches the key-value store that JAX keeps in the first process, and ends its process when a reason appears.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ import threading
 import time
 from typing import Any, NoReturn
 
-from jaxspec.host import unfinished
+from jaxspec.host import buckets, unfinished
 
 EVERY = 1.0  # seconds between two looks
 GRACE = 15.0  # seconds in which the main thread may clean up, or save, before the process is ended under it
@@ -65,6 +66,8 @@ class Watch:
         with self.lock:  # one thread alone
             reason = self._reason()
             unfinished.remove_all()
+            with contextlib.suppress(OSError):
+                buckets.flush()
             if self.process:
                 self._set(GONE.format(self.process))
             else:

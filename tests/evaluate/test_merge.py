@@ -26,7 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target=tiny.checkpoint(folder / "ckpt"),
         prompts=tiny.prompts(folder / "sums.jsonl", SUMS),
         method="ngram+static",
-        batch_size=4,
+        batch_size=2,
         samples=2,
         sampling=SamplingParams(max_new_tokens=8, temperature=1.0, seed=3),
         dtype="float32",
@@ -34,7 +34,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     evaluation.run(asked)
     for number in (1, 2, 3):
-        more = {"out": folder / f"{number}.jsonl", "shard": f"{number}/3", "batch_size": number}
+        more = {"out": folder / f"{number}.jsonl", "shard": f"{number}/3"}
         evaluation.run(dataclasses.replace(asked, **more))
     return folder
 

@@ -1,7 +1,6 @@
 """Trains a small LLaMA from scratch: tokenizer, windows, cross-entropy of the next token, checkpoint."""
 
 import math
-import shutil
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +76,7 @@ def train(settings: Lm) -> None:
         draw_figure(run.metrics, run.figure)
 
         for name in ("tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(run.data / "tokenizer" / name, folder / name)
+            (folder / name).write_bytes((run.data / "tokenizer" / name).read_bytes())
         narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
         with deferred():
             parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())

@@ -16,6 +16,7 @@ from rich import filesize
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
+from jaxspec.host.buckets import check_local
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shard_batch
@@ -71,6 +72,7 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         ValueError: the folder holds features of another target or text, or other taps.
         DiskFullError: the disk has too little space.
     """
+    check_local(folder, "--cache-features")
     dtype, shape = target.dtype, (*packed.tokens.shape, target.config.hidden_size)
     data = fingerprint(target, packed.tokens, packed.segment)
     of = {"shape": [*shape], "dtype": dtype.name, "of": data, "taps": [*taps]}

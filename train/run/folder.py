@@ -11,6 +11,7 @@ from typing import Any
 from jaxspec.host import processes
 from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.buckets import check_local
 
 _FREE = (
     "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "coordinator", "processes",
@@ -67,6 +68,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
 
     Raises ValueError if the folder belongs to a run with other settings (from `as_typed`), or is not that of a run.
     """
+    check_local(folder, "--run")
     run = Run(folder)
     if not processes.is_first():
         processes.wait()

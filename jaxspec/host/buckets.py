@@ -1,0 +1,241 @@
+"""Paths in buckets of Google Cloud Storage, `gs://BUCKET/FOLDER`, with the methods of local paths.
+
+`etils.epath` does the work, through gcsfs, which repeats a request that failed for half a minute with growing pauses.
+An object appears when it is whole, and replaces an older one at once. Folders do not exist by themselves, and cannot be
+renamed: in one that many objects make up, an object written last marks the whole (`atomic.staged`).
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import errno
+import importlib.util
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path, PosixPath, PurePosixPath
+from types import SimpleNamespace
+from typing import Any
+
+SCHEME = "gs:"
+APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
+_UPLOAD_SHARE = 0.1  # of the time that uploads of appended text may take
+
+
+def to_path(text: str | Path) -> Path:
+    """A local path, or for `gs://…` one in a bucket. Raises ValueError for a bucket if the extra gcs is missing."""
+    if isinstance(text, BucketPath) or not str(text).startswith(f"{SCHEME}/"):
+        return Path(text) if isinstance(text, str) else text
+    if not (found := BucketPath(text)).parts[1:]:
+        raise ValueError(f"{text} names no bucket; write gs://BUCKET/FOLDER")
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ValueError(f"{found} is in a bucket, which needs more packages: pip install 'jax-specdec[gcs]'")
+    return found
+
+
+def in_bucket(path: str | Path) -> bool:
+    return isinstance(path, BucketPath)
+
+
+def check_local(path: Path | None, what: str) -> None:
+    """Raises ValueError for a path in a bucket; `what` it is, such as `--run`."""
+    if path is not None and in_bucket(path):
+        raise ValueError(f"{what} cannot be a bucket, like {path}; name a folder on a disk")
+
+
+def with_buckets(options: Any) -> Any:
+    """The options with their paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
+    changed = {}
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if dataclasses.is_dataclass(value):
+            new = with_buckets(value)
+        elif isinstance(value, tuple):
+            new = tuple(to_path(each) if isinstance(each, Path) else each for each in value)
+        else:
+            new = to_path(value) if isinstance(value, Path) else value
+        if new is not value:
+            changed[field.name] = new
+    return dataclasses.replace(options, **changed) if changed else options
+
+
+class BucketPath(PosixPath):
+    """A path in a bucket. Its methods raise OSError with the whole reason in `strerror`."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "/".join((f"{SCHEME}/", *self.parts[1:]))
+
+    __fspath__ = as_posix = __str__
+
+    def __repr__(self) -> str:
+        return f"BucketPath({str(self)!r})"
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[Any]:
+        """The `epath.Path`, on which errors become those that the methods raise."""
+        try:
+            yield _epath()(str(self))
+        except Exception as error:
+            raise described(error, self) from error
+
+    def absolute(self) -> "BucketPath":
+        return self
+
+    def expanduser(self) -> "BucketPath":
+        return self
+
+    def resolve(self, strict: bool = False) -> "BucketPath":
+        return self
+
+    def relative_to(self, other: Any, *_: Any, **__: Any) -> Any:
+        """A relative path is in no bucket."""
+        return PurePosixPath(*self.parts).relative_to(PurePosixPath(*PurePosixPath(other).parts))
+
+    def is_absolute(self) -> bool:
+        return True
+
+    def is_symlink(self) -> bool:
+        return False
+
+    def exists(self, **_: Any) -> bool:
+        with self._there() as there:
+            return there.exists()
+
+    def is_file(self, **_: Any) -> bool:
+        with self._there() as there:
+            return there.is_file()
+
+    def is_dir(self, **_: Any) -> bool:
+        with self._there() as there:
+            return there.is_dir()
+
+    def stat(self, **_: Any) -> Any:
+        """An object with `st_size` alone."""
+        with self._there() as there:
+            return SimpleNamespace(st_size=there.stat().length)
+
+    def iterdir(self) -> Iterator["BucketPath"]:
+        with self._there() as there:
+            return iter([type(self)(str(each)) for each in there.iterdir()])
+
+    def glob(self, pattern: str, **_: Any) -> Iterator["BucketPath"]:
+        with self._there() as there:
+            return iter([type(self)(str(each)) for each in there.glob(pattern)])
+
+    def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        """Does nothing: a folder is there once it holds an object."""
+
+    def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
+        with self._there() as there:
+            return there.open(mode)
+
+    def read_bytes(self) -> bytes:
+        with self._there() as there:
+            return there.read_bytes()
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
+        return self.read_bytes().decode(encoding or "utf-8", errors or "strict").replace("\r\n", "\n")
+
+    def write_bytes(self, data: Any) -> int:
+        with self._there() as there:
+            return there.write_bytes(data)
+
+    def write_text(self, data: str, *_: Any, **__: Any) -> int:
+        return self.write_bytes(data.encode())
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        with self._there() as there:
+            there.unlink(missing_ok=missing_ok)
+
+
+def files_under(folder: Path) -> list[Path]:
+    """All files in a folder and the folders below it, sorted."""
+    if not in_bucket(folder):
+        return sorted(file for file in folder.rglob("*") if file.is_file())
+    with BucketPath._there(folder) as there:  # pyright: ignore[reportArgumentType]
+        # Of the folders, epath gives gcsfs's names, which have no scheme.
+        return sorted(BucketPath(f"{SCHEME}//{root}/{name}") for root, _, names in there.walk() for name in names)
+
+
+def remove(folder: Path) -> None:
+    """Removes all objects of a folder in a bucket."""
+    for file in files_under(folder):
+        file.unlink(missing_ok=True)
+
+
+def _epath() -> Any:
+    """`epath.Path`, whose listings are never remembered: Orbax writes by other means."""
+    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, epath would load it
+    from etils import epath
+    from fsspec.config import conf
+
+    conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each error
+    return epath.Path
+
+
+def described(error: Exception, path: str | Path) -> OSError:
+    """An error of gcsfs or TensorStore in words, with what to do."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    text = f"{getattr(error, 'code', '')} {type(error).__module__} {error}"
+    number, said = errno.EIO, "the bucket does not answer; try again later"
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "there is no such object, or no such bucket", str(path))
+    if re.search("^403|Forbidden|PERMISSION_DENIED", text):
+        number, said = errno.EACCES, "access is denied; ask the owner of the bucket"
+    elif re.search("^401|^ google.auth|UNAUTHENTICATED", text):
+        number, said = errno.EACCES, "no valid credentials; run `gcloud auth application-default login`"
+    return OSError(number, f"{said} ({' '.join(str(error).split())[:200] or type(error).__name__})", str(path))
+
+
+@dataclasses.dataclass
+class _Appended:
+    """Text that grows: what the object holds now, and what is to be added."""
+
+    text: str
+    waiting: bool = False
+    due: float = 0.0  # on the monotonic clock
+
+
+_appended: dict[Path, _Appended] = {}
+_lock = threading.RLock()
+
+
+def append(path: Path, text: str) -> None:
+    """Adds text to an object, of which this process is the only writer. Objects cannot grow, so the whole is uploaded
+    again after some seconds, and at the end of the process."""
+    with _lock:
+        if path not in _appended:
+            atexit.register(flush)
+            _appended[path] = _Appended(path.read_text() if path.exists() else "")
+        log = _appended[path]
+        log.text, log.waiting = log.text + text, True
+        if time.monotonic() >= log.due:
+            _upload(path, log)
+
+
+def written(path: Path) -> None:
+    """Another text has replaced the whole object."""
+    with _lock:
+        _appended.pop(path, None)
+
+
+def flush() -> None:
+    """Uploads what was appended and waits."""
+    with _lock:
+        for path, log in _appended.items():
+            if log.waiting:
+                _upload(path, log)
+
+
+def _upload(path: Path, log: _Appended) -> None:
+    began = time.monotonic()
+    path.write_text(log.text)
+    now = time.monotonic()
+    log.waiting, log.due = False, now + max(APPEND_EVERY, (now - began) / _UPLOAD_SHARE)

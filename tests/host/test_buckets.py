@@ -1,0 +1,256 @@
+"""Paths in buckets: what works as on a disk, what is repeated, and the sentences of what fails for good."""
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import http.client
+import importlib.util
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jaxspec.checkpoint import checksums
+from jaxspec.checkpoint.config_json import CheckpointError, read_config
+from jaxspec.decoding.request import SamplingParams
+from jaxspec.evaluate import evaluation
+from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
+from jaxspec.host import buckets
+from jaxspec.host.atomic import UNFINISHED, check_folder, check_new, staged, write_whole
+from jaxspec.host.buckets import BucketPath, files_under, to_path, with_buckets
+from jaxspec.host.json_lines import LineLog
+from jaxspec.options.by_command import Eval, Report
+from jaxspec.train.run.folder import open_run
+from tests.bucket import NAME, Bucket, Fault
+from tests.evaluate import tiny
+
+ROOT = f"gs://{NAME}"
+
+
+@pytest.fixture
+def root(in_bucket: Bucket) -> Path:
+    return to_path(ROOT)
+
+
+@pytest.fixture
+def no_pauses(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs waits between two attempts."""
+    from gcsfs import retry
+
+    monkeypatch.setattr(retry, "asyncio", SimpleNamespace(sleep=lambda seconds: asyncio.sleep(0)))
+
+
+class TestProxy:
+    """What the emulator lacks, and faults."""
+
+    def ask(self, bucket: Bucket, method: str, path: str, body: bytes = b"") -> int:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", bucket.server.server_port)) as connection:
+            connection.request(method, path, body, {"Content-Type": "text/plain"})
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    def test_conditions_on_generations(self, in_bucket: Bucket):
+        upload = f"/upload/storage/v1/b/{NAME}/o?uploadType=media&name=a"
+        assert self.ask(in_bucket, "POST", f"{upload}&ifGenerationMatch=0", b"1") == 200
+        assert self.ask(in_bucket, "POST", f"{upload}&ifGenerationMatch=0", b"2") == 412
+        first = in_bucket.generation(NAME, "a")
+        assert self.ask(in_bucket, "POST", f"{upload}&ifGenerationMatch={first}", b"3") == 200
+        assert self.ask(in_bucket, "POST", f"{upload}&ifGenerationMatch={first}", b"4") == 412
+        assert to_path(f"{ROOT}/a").read_text() == "3"
+        assert self.ask(in_bucket, "DELETE", f"/storage/v1/b/{NAME}/o/a?ifGenerationMatch={first}") == 412
+        assert in_bucket.names() == ["a"]
+
+    def test_faults(self, in_bucket: Bucket, root: Path):
+        (root / "a").write_text("whole")
+        get = f"/storage/v1/b/{NAME}/o/a?alt=media"
+        in_bucket.faults = [Fault("^GET .*media", 503), Fault("^GET .*media", "cut")]
+        assert self.ask(in_bucket, "GET", get) == 503
+        with pytest.raises((http.client.IncompleteRead, ConnectionError)):
+            self.ask(in_bucket, "GET", get)
+        assert self.ask(in_bucket, "GET", get) == 200
+
+
+def test_names(bucket: Bucket):
+    path = to_path("gs://b1c/folder/file.json")
+    assert to_path(Path("gs://b1c/folder/file.json")) == path and isinstance(path, BucketPath)
+    assert str(path) == f"{path}" == path.as_posix() == "gs://b1c/folder/file.json"
+    assert (path.name, path.suffix, str(path.parent)) == ("file.json", ".json", "gs://b1c/folder")
+    assert (
+        str(path.with_suffix(".jsonl")) == "gs://b1c/folder/file.jsonl" and str(path.parent / "x" / "y")[-3:] == "x/y"
+    )
+    assert path.relative_to(path.parent).as_posix() == "file.json"
+    assert path.absolute() is path and path.expanduser() is path and path.resolve() is path and path.is_absolute()
+    assert pickle.loads(pickle.dumps(path)) == path and to_path(path) is path and not path.is_symlink()
+    assert type(to_path("folder/x")) is type(Path())
+    with pytest.raises(ValueError, match=r"gs:/+ names no bucket; write gs://BUCKET/FOLDER"):
+        to_path("gs:///")
+
+
+def test_options_of_commands(bucket: Bucket):
+    asked = Eval(target=Path("gs://b1c/x"), prompts=Path("y"), out=Path("gs://b1c/z.jsonl"))
+    found = with_buckets(asked)
+    assert str(found.target) == "gs://b1c/x" and str(found.out) == "gs://b1c/z.jsonl"
+    assert found.prompts is asked.prompts and found.sampling is asked.sampling
+    reported = with_buckets(Report(runs=(Path("a"), Path("gs://b1c/b")), out=Path("c")))
+    assert [str(run) for run in reported.runs] == ["a", "gs://b1c/b"]
+    assert with_buckets(local := dataclasses.replace(asked, target=Path("t"), out=None)) is local
+
+
+def test_without_the_extra(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"gs://b1c/x is in a bucket, which needs more packages: pip install 'jax-specdec\[gcs\]'"
+    ):
+        to_path("gs://b1c/x")
+
+
+def test_files(root: Path):
+    write_whole(root / "a" / "b.json", "é\n")
+    write_whole(root / "a" / "c" / "d", b"1")
+    assert (root / "a" / "b.json").read_text() == "é\n" and (root / "a" / "b.json").stat().st_size == 3
+    assert (root / "a" / "c").is_dir() and (root / "a" / "c" / "d").is_file() and not (root / "x").exists()
+    assert files_under(root / "a") == [root / "a" / "b.json", root / "a" / "c" / "d"]
+    assert [*(root / "a").glob("*.json")] == [root / "a" / "b.json"] and root / "a" / "c" in (root / "a").iterdir()
+    check_folder(root / "new" / "file")
+    with pytest.raises(ValueError, match="exists already"):
+        check_new(root / "a")
+    check_new(root / "b")
+    (root / "a" / "c" / "d").unlink()
+    (root / "a" / "c" / "d").unlink(missing_ok=True)
+    assert not (root / "a" / "c").exists()
+
+
+def test_an_output_is_whole_when_its_last_file_is_there(root: Path, in_bucket: Bucket, capsys, tmp_path: Path):
+    with staged(root / "out", 10) as folder:
+        (folder / "data").write_text("1")
+        assert (root / "out" / UNFINISHED).exists()
+        (folder / "config.json").write_text("{}")
+    assert in_bucket.names() == ["out/config.json", "out/data"]
+    with pytest.raises(ValueError, match=f"{ROOT}/out exists already"), staged(root / "out", 1):
+        pass
+    with pytest.raises(IsADirectoryError), staged(root / "failed", 1) as folder:
+        (folder / "data").write_bytes((root / "out" / "data").read_bytes() + tmp_path.read_bytes())
+    assert in_bucket.names() == ["out/config.json", "out/data"]
+    for name in (UNFINISHED, "old"):
+        (root / "killed" / name).write_text("")
+    with staged(root / "killed", 1) as folder:
+        (folder / "config.json").write_text("{}")
+    assert in_bucket.names()[0] == "killed/config.json" and "killed/old" not in in_bucket.names()
+    assert f"removing what an unfinished run has left in {ROOT}/killed" in capsys.readouterr().err
+    (root / "theirs" / "data").write_text("1")
+    with pytest.raises(ValueError, match="exists already"), staged(root / "theirs", 1):
+        pass
+    assert "theirs/data" in in_bucket.names()
+
+
+@pytest.mark.parametrize(
+    ("what", "number", "said"),
+    [
+        (403, errno.EACCES, "access is denied; ask the owner of the bucket"),
+        (401, errno.EACCES, "no valid credentials; run `gcloud auth application-default login`"),
+        (404, errno.ENOENT, "there is no such object, or no such bucket"),
+    ],
+)
+def test_what_fails_for_good(what: int, number: int, said: str, root: Path, in_bucket: Bucket):
+    (root / "a").write_text("1")
+    in_bucket.faults = [Fault("", what, 100)]
+    for work in ((root / "a").read_text, lambda: (root / "b").write_text("1")):
+        with pytest.raises(OSError, match=said) as found:
+            work()
+        assert (found.value.errno, found.value.filename[:-1]) == (number, f"{ROOT}/")
+    with pytest.raises(CheckpointError, match=said):
+        read_config(root / "ckpt")
+    assert len(in_bucket.requests) < 20, "it was tried again and again"
+
+
+def test_a_bucket_that_does_not_answer(root: Path, in_bucket: Bucket, no_pauses: None):
+    in_bucket.faults = [Fault("", 503, 100)]
+    with pytest.raises(OSError, match="the bucket does not answer; try again later"):
+        (root / "a").write_text("1")
+
+
+def test_what_is_tried_again(root: Path, in_bucket: Bucket, no_pauses: None):
+    in_bucket.faults = [Fault("^POST", 503, 2), Fault("^GET .*media", "cut"), Fault("^GET .*media", 429)]
+    (root / "a").write_text("1" * 1000)
+    assert (root / "a").read_text() == "1" * 1000
+    assert [fault.left for fault in in_bucket.faults] == [0, 0, 0]
+
+
+def test_appended_lines(root: Path, monkeypatch: pytest.MonkeyPatch):
+    log = LineLog(root / "log.jsonl", "a log", "another")
+    log.write({"seed": 1}, [{"line": 0}])
+    log.append([{"line": 1}])
+    assert log.read({"seed": 1}) == [{"line": 0}, {"line": 1}]
+    log.append([{"line": 2}])
+    log.append([{"line": 3}])
+    assert len(log.lines()) == 3, "every line was uploaded"
+    buckets.flush()
+    assert log.read({"seed": 1}) == [{"line": number} for number in range(4)]
+    monkeypatch.setattr(buckets, "APPEND_EVERY", -100.0)
+    monkeypatch.setattr(buckets, "_UPLOAD_SHARE", -1e9)
+    log.write({"seed": 1}, [])
+    for number in range(2):
+        log.append([{"line": number}])
+        assert len(log.lines()) == number + 2
+    with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
+        log.read({"seed": 2})
+
+
+def test_a_run_that_has_finished_is_there(root: Path):
+    log = RunLog(log_of(root / "out.json"), {"settings": {}}, [])
+    for _ in range(2):
+        log.finish({"noise": 0.5})
+    assert read_finished(root / "out.json.jsonl")[2] == {"noise": 0.5}
+
+
+@pytest.fixture
+def questions(root: Path, tmp_path: Path) -> Iterator[Path]:
+    """Questions beside a checkpoint that was copied into the bucket."""
+    local = tiny.checkpoint(tmp_path / "ckpt")
+    for file in files_under(local):
+        (root / "ckpt" / file.relative_to(local)).write_bytes(file.read_bytes())
+    (root / "questions.jsonl").write_text("".join(json.dumps({"prompt": f"def f{i}("}) + "\n" for i in range(5)))
+    yield root / "questions.jsonl"
+    buckets.flush()
+
+
+@pytest.mark.soak
+def test_a_killed_evaluation_goes_on(questions: Path, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert checksums.verify(root / "ckpt") > 3
+    asked = Eval(
+        target=root / "ckpt",
+        prompts=questions,
+        method="plain",
+        batch_size=2,
+        sampling=SamplingParams(max_new_tokens=8),
+        dtype="float32",
+    )
+    evaluation.run(dataclasses.replace(asked, target=tmp_path / "ckpt", out=tmp_path / "out.jsonl"))
+
+    def killed(plan, engine, left, settings):
+        for number, line in enumerate(answered(plan, engine, left, settings)):
+            if number == 3:
+                raise SystemExit(143)
+            yield line
+
+    answered, out = evaluation.answered, root / "out.jsonl"
+    monkeypatch.setattr(evaluation, "answered", killed)
+    with pytest.raises(SystemExit):
+        evaluation.run(dataclasses.replace(asked, out=out))
+    buckets.flush()  # as the command does when it ends
+    assert len(out.read_text().splitlines()) == 3
+    monkeypatch.setattr(evaluation, "answered", answered)
+    evaluation.run(dataclasses.replace(asked, out=out))
+    assert out.read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+    found = json.loads(out.with_suffix(".json").read_text())
+    assert found["answers"] == 5 and found["settings"]["target"] == f"{ROOT}/ckpt"
+
+
+def test_the_folder_of_a_run(root: Path):
+    with pytest.raises(ValueError, match=f"--run cannot be a bucket, like {ROOT}/run"), open_run(root / "run", {}):
+        pass
