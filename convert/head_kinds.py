@@ -218,6 +218,8 @@ def read(source: Path, kind: str) -> dict[str, Any]:
     raw, file, keys = read_config(source), source / "config.json", _KEYS[kind]
     if (found := kind_of(source, raw)) != kind:
         what = _WHAT.get(found, f"{found}; jaxspec does not read such heads yet")
+        if found == "speculators":
+            what = f"{what}: speculators_model_type {raw['speculators_model_type']!r}"
         raise CheckpointError(f"{source} holds {what}")
     if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
         raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")

@@ -1,12 +1,34 @@
-"""EAGLE-3 in NumPy, to which our drafter is held, computes what speculators' own code computed."""
+"""EAGLE-3 in NumPy, to which our drafter is held, and our block heads compute what speculators' own code computed."""
 
 import json
+from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.convert.record_speculators import COUNT, FLAGS, RECORD, STEPS, TAPS, head, text
+from jaxspec.checkpoint import loading
+from jaxspec.convert import heads
+from jaxspec.decoding import tree as trees
+from jaxspec.decoding.drafter import Committed, Models, Prefix
+from jaxspec.drafters.dflash import Dflash, of_level
+from jaxspec.engine.head_weights import restore_head
+from tests.convert.published_heads import BLOCK, DFLASH_TAPS, write
+from tests.convert.record_speculators import (
+    BLOCKS,
+    COUNT,
+    FLAGS,
+    RECORD,
+    STEPS,
+    TAPS,
+    block_config,
+    block_head,
+    head,
+    hidden_of,
+    text,
+)
 from tests.convert.test_eagle3_oracle import Case, Setup, expected
 
 
@@ -28,3 +50,38 @@ def test_logits_are_those_that_speculators_computed(name: str):
         wanted = np.array(logits) - np.log(np.exp(logits).sum())
         np.testing.assert_allclose(expected(setup, COUNT, path), wanted, rtol=0, atol=1e-4)
     assert step == STEPS - 1
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["converted", "exported and converted"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_are_those_that_speculators_computed(name: str, again: bool, target: Path, tmp_path: Path):
+    """A round after COUNT - 1 tokens, decoded; the drafts of each level follow the text's own tokens."""
+    path = write(tmp_path / "published", block_head(name), block_config(name))
+    heads.convert(path, tmp_path / "head", target / "ckpt")
+    if again:
+        heads.export(tmp_path / "head", tmp_path / "back", "speculators", target / "ckpt")
+        heads.convert(tmp_path / "back", tmp_path / "again", target / "ckpt")
+    model = loading.load(target / "ckpt", "float32")
+    draft = restore_head(model, Dflash(), tmp_path / ("again" if again else "head"))
+    models, drafter = Models(target=model.target, draft=draft), Dflash(block=BLOCK + draft.options.anchor)
+    tokens, hidden = text()
+    anchor, given = COUNT - 1, jnp.asarray(tokens[None], jnp.int32)
+    taps = tuple(jnp.asarray(hidden_of(hidden, tap)[None, :anchor]) for tap in DFLASH_TAPS)
+    committed = Committed(
+        start=jnp.array([0]), count=jnp.array([anchor]), token=given[:, :anchor], next_token=given[:, 1 : anchor + 1],
+        hidden=taps[0], taps=taps,
+    )  # fmt: skip
+    prefix = Prefix(token=given, length=jnp.array([anchor + 1]), cache=())
+    with jax.default_matmul_precision("highest"):
+        state = drafter.observe(models, drafter.init(models, 1, 32), committed)
+        _, state = drafter.root(models, state, prefix, trees.init_tree(given[:, anchor], 2, None))
+        levels = [
+            of_level(draft, state, level, given[:, anchor + level, None]) for level in range(draft.options.levels)
+        ]
+    wanted = json.loads(RECORD.read_text())["blocks"][name]
+    rows = slice(0 if draft.options.anchor else 1, None)
+    found = np.stack([np.asarray(each.logits[0, 0]) for each in levels])
+    np.testing.assert_allclose(found, np.array(wanted["logits"])[rows], atol=1e-4)
+    if "odds" in wanted:
+        chance = np.exp([float(each.log_accept[0, 0]) for each in levels])
+        np.testing.assert_allclose(np.log(chance) - np.log1p(-chance), np.array(wanted["odds"])[rows], atol=1e-4)
