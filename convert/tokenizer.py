@@ -140,10 +140,10 @@ def _convert_meta(source: Path, folder: Path) -> str | None:
         raise ValueError("there is no tokenizer.model")
     if not _is_sentencepiece(file):
         raise ValueError(f"{file} is a tiktoken file, which lacks the special tokens")
-    from transformers import LlamaTokenizer
+    from transformers import LlamaTokenizerFast  # in transformers 5 another name of LlamaTokenizer
 
     (folder / file.name).write_bytes(file.read_bytes())
-    found = LlamaTokenizer.from_pretrained(str(file.parent), add_bos_token=True)
+    found = LlamaTokenizerFast.from_pretrained(str(file.parent), add_bos_token=True)
     # As Meta's code, by sentencepiece: a space goes before every text, also one that begins with a space.
     found.backend_tokenizer.pre_tokenizer = None
     found.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])

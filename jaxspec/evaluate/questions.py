@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxspec.checkpoint.builtin import locate_prompts
 from jaxspec.engine.requests import Prompt
+from jaxspec.host.buckets import in_bucket
 
 Values = Mapping[str, Any]
 FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")  # the end of an answer of GSM8K, and its number
@@ -231,19 +232,24 @@ def download(name: str, file: str | None = None) -> Path:
     Raises:
         ValueError: no such data set or file, no network, or several suitable files, which the message lists.
     """
-    from httpx2 import TransportError  # huggingface-hub uses httpx2, and does not wrap all of its errors
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
+    unreachable = (
+        f"{name} is not a local file, it is not in the hub's cache, and the hub cannot be reached; check the path, or "
+        "the network and HF_HUB_OFFLINE"
+    )
     try:
         return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError, TransportError) as error:
-        raise ValueError(
-            f"{name} is not a local file, it is not in the hub's cache, and the hub cannot be reached; check the path, "
-            "or the network and HF_HUB_OFFLINE"
-        ) from error
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
+        raise ValueError(unreachable) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise ValueError(f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}") from error
+    except Exception as error:
+        # Errors of its HTTP client, which huggingface-hub does not wrap: by its version of httpx2, httpx or requests.
+        if not type(error).__module__.startswith("httpx"):
+            raise
+        raise ValueError(unreachable) from error
 
 
 def _choose(name: str, hub: Any) -> str:
@@ -271,7 +277,7 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
-    return parquet.read_table(io.BytesIO(path.read_bytes())).to_pylist()
+    return parquet.read_table(io.BytesIO(path.read_bytes()) if in_bucket(path) else path).to_pylist()
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:

@@ -369,7 +369,8 @@ class PlanSettings:
     """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. Costs for `pruned` and
     `budgeted` are computed from the plan."""
     topology: str | None = None
-    """TPU chips and their topology, such as v5e:4x4, v5p:2x2x2 or v6e:4x4."""
+    """TPU chips and their topology, such as v5e:4x4, v5p:2x2x2, v6e:4x4 or v7x:2x2x1. Each chip of a v7x is two
+    devices."""
     device: str | None = None
     """GPUs in one machine, such as a100-80g:8 or h100-80g:8, instead of --topology."""
     batch_size: int = 1

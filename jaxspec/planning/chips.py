@@ -62,6 +62,7 @@ class Chip:
         clock: cycles per second of a TPU's tensor cores, the unit of the compiler's estimates; None for GPUs.
         hop: seconds that the smallest message takes to a neighbour; not in any data sheet.
         source: the data sheet.
+        devices: devices that JAX sees in one chip; the other numbers are of one of them.
     """
 
     memory: float
@@ -71,6 +72,7 @@ class Chip:
     clock: float | None
     hop: float
     source: str
+    devices: int = 1
 
 
 TPU_HOP = 1e-6  # "How to Scale Your Model", jax-ml.github.io/scaling-book/sharding: small messages take 1 µs per hop
@@ -79,11 +81,15 @@ NVLINK_STEP = 5e-6  # assumed: a small all-reduce has two steps and takes 10 µs
 # Clocks are computed from operations per second and the matrix units: 4 of 128 x 128 in a v5e ("How to Scale Your
 # Model" has the same clock), and 8 in a v5p, whose two cores the compiler counts as one. A check of the v5p's: the
 # compiler counts 4.65 M cycles for a bfloat16 product of 8192^3, which is 2.66 ms; the data sheet's minimum is 2.40 ms.
-# For a v6e the sheet names 2 units of 256 x 256. With 2 the compiler's count is below the minimum, so we assume 4.
+# For a v6e the sheet names 2 units of 256 x 256. With 2 the compiler's count is below the minimum, so we assume 4,
+# for a v7x (TPU7x, Ironwood) too: one of its two devices then takes 1.18 ms (2.60 M cycles); the minimum is 0.95 ms.
 CHIPS = {
     "v5e": Chip(16e9, 197e12, 819e9, 200e9, 1.50e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5e"),
     "v5p": Chip(95 * 2.0**30, 459e12, 2765e9, 600e9, 1.75e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v5p"),
     "v6e": Chip(32e9, 918e12, 1638e9, 400e9, 1.75e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/v6e"),
+    "v7x": Chip(
+        96 * 2.0**30, 1153.5e12, 3690e9, 300e9, 2.20e9, TPU_HOP, "https://docs.cloud.google.com/tpu/docs/tpu7x", 2
+    ),
     "a100-80g": Chip(80e9, 312e12, 2039e9, 300e9, None, NVLINK_STEP, "NVIDIA A100 80GB SXM data sheet"),
     "h100-80g": Chip(80e9, 989e12, 3350e9, 450e9, None, NVLINK_STEP, "NVIDIA H100 SXM data sheet, without sparsity"),
     "h200-141g": Chip(141e9, 989e12, 4800e9, 450e9, None, NVLINK_STEP, "NVIDIA H200 SXM data sheet, without sparsity"),
@@ -98,7 +104,8 @@ GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that run one program together: a key of `CHIPS`, and the topology of TPUs, or the number of GPUs."""
+    """Chips that run one program together: a key of `CHIPS`, and the topology of TPUs, or the number of GPUs. Of a chip
+    with several devices each counts as one, except in the topology."""
 
     kind: str
     shape: tuple[int, ...]
@@ -112,7 +119,7 @@ class Slice:
 
     @property
     def chips(self) -> int:
-        return math.prod(self.shape)
+        return math.prod(self.shape) * self.chip.devices
 
     @property
     def is_tpu(self) -> bool:
@@ -124,7 +131,7 @@ class Slice:
             return min(1, chips - 1)
         # Small topologies of TPUs have no wrap-around links.
         boxes = itertools.product(*(range(1, length + 1) for length in self.shape))
-        return min(sum(box) - len(box) for box in boxes if math.prod(box) >= chips)
+        return min(sum(box) - len(box) for box in boxes if math.prod(box) * self.chip.devices >= chips)
 
     def seconds(self, work: Work) -> float:
         """Roofline time: compute and memory overlap, so the longer counts; communication overlaps with neither."""
@@ -145,7 +152,7 @@ def parse_slice(text: str) -> Slice:
     kind, _, shape = text.partition(":")
     lengths = shape.split("x")
     if kind not in CHIPS or not all(length.isdecimal() and int(length) for length in lengths):
-        known = (f"{name}:{'8' if name in GPUS else '2x2x2' if name == 'v5p' else '4x4'}" for name in CHIPS)
+        known = (f"{name}:{'8' if name in GPUS else '2x2x2' if name in ('v5p', 'v7x') else '4x4'}" for name in CHIPS)
         raise ValueError(f"{text!r} is not a known chip: write {', '.join(known)}")
     if kind in GPUS and len(lengths) != 1:
         raise ValueError(f"{text!r}: GPUs have no topology: write only their number, such as {kind}:8")

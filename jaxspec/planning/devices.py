@@ -10,6 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxspec.host.jax_environment import expect_no_chip
+from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import AXES, AnyMesh, make_mesh, model_axis_sizes, split_mesh
 from jaxspec.planning.chips import GPUS, Slice
@@ -76,14 +77,21 @@ class NoCompilerError(Exception):
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
-    """The mesh of a model on these chips; an abstract mesh for GPUs if their compiler is not installed.
+    """The mesh of a model on these chips; an abstract mesh if the installed compiler does not know them, and for GPUs
+    also if there is none.
 
     Raises:
         NoCompilerError: the chips are TPUs, and libtpu is not installed.
         ValueError: there is no such TPU topology.
     """
     if where.is_tpu or can_compile():
-        devices = tpus(where) if where.is_tpu else gpus(where)
+        try:
+            devices = tpus(where) if where.is_tpu else gpus(where)
+        except ValueError as error:
+            if "external name" not in str(error):
+                raise
+            say(f"the installed libtpu cannot compile for {where.kind}, so all values come from sizes and data sheets")
+            return abstract_mesh((data, *model_axis_sizes(model, config), rows))
         return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
     return abstract_mesh((data, *model_axis_sizes(model, config), rows))
 
@@ -98,8 +106,9 @@ def tpus(where: Slice) -> Sequence[Any]:
 
     expect_no_chip()
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no chip is used, so no lock is needed
+    name = str(where).replace("v7x", "tpu7x")  # as libtpu calls it
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=str(where)).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
 

@@ -20,7 +20,8 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
 from jaxspec.options.by_command import PlanSettings
-from jaxspec.planning.chips import CHIPS, Collective, Work, parse_slice
+from jaxspec.planning import devices
+from jaxspec.planning.chips import CHIPS, Collective, Slice, Work, parse_slice
 from jaxspec.planning.plan import plan
 from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.rounds import expected_rounds
@@ -183,6 +184,27 @@ def test_the_roofline_by_hand():
     eight = dataclasses.replace(pairs, chips=8)  # 2 x 4 of them: 1 + 3 away
     assert where.seconds(Work(collectives=(eight,))) == pytest.approx(3 * 2 * (14e6 / chip.link + 4 * chip.hop))
     assert parse_slice("h100-80g:1").seconds(Work(collectives=(message,))) == 0
+
+
+def test_a_chip_of_two_devices():
+    where = parse_slice("v7x:2x2x1")
+    assert (where.chips, where.chip.memory, where.chip.devices) == (8, 96 * 2**30, 2)
+    assert [where.hops(count) for count in (1, 2, 3, 4, 8)] == [0, 0, 1, 1, 2]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="its version is in a plan for TPUs")
+def test_chips_that_this_libtpu_does_not_know(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    def unknown(where: Slice):
+        raise ValueError(f"{where} is not a TPU slice: Invalid TPU external name: TPU7x")
+
+    monkeypatch.setattr(devices, "tpus", unknown)
+    found = plan(PlanSettings(model="builtin", method="plain", topology="v7x:1x1x1", context=256))
+    assert "the installed libtpu cannot compile for v7x, so all values come from sizes" in capsys.readouterr().err
+    assert found["from"] == "sizes and data sheets; nothing was compiled" and not found["compiled"] and found["fits"]
+    assert found["device"]["chips"] == 2 and found["estimated_speedup"] is None
+    monkeypatch.setattr(devices, "tpus", lambda where: (_ for _ in ()).throw(ValueError("no such topology")))
+    with pytest.raises(ValueError, match="no such topology"):
+        plan(PlanSettings(model="builtin", method="plain", topology="v7x:1x1x1", context=256))
 
 
 def test_a_checkpoint_that_is_quantised_is_planned_for_as_it_is(tmp_path: Path):
