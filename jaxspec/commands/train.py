@@ -1,7 +1,7 @@
 """The command `jaxspec-train`."""
 
 from jaxspec.commands.console import carry_out, run
-from jaxspec.train import options
+from jaxspec.train import decoding_options, options
 
 COMMANDS = {
     "lm": (options.Lm, "train.methods.lm.train"),
@@ -13,9 +13,9 @@ COMMANDS = {
     "edd": (options.Edd, "train.methods.edd.train"),
     "medusa": (options.Medusa, "train.methods.medusa.train"),
     "layer-skip": (options.LayerSkip, "train.methods.kept_blocks.train"),
-    "skip-search": (options.SkipSearch, "train.methods.skip_search.search"),
-    "calibrator": (options.Calibrator, "train.methods.acceptance_predictor.train"),
-    "generate": (options.Generate, "train.methods.generation.generate"),
+    "skip-search": (decoding_options.SkipSearch, "train.methods.skip_search.search"),
+    "calibrator": (decoding_options.Calibrator, "train.methods.acceptance_predictor.train"),
+    "generate": (decoding_options.Generate, "train.methods.generation.generate"),
 }
 
 

@@ -24,7 +24,7 @@ from jaxspec.train.data import self_prompts
 from jaxspec.train.data.prompts import Prompt, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.data.screening import LEFT_OUT, Screen, of_questions
-from jaxspec.train.options import Generate
+from jaxspec.train.decoding_options import Generate
 from jaxspec.train.run.folder import as_typed
 
 

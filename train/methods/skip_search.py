@@ -26,9 +26,9 @@ from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
+from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_suggestion, skip_trial
 from jaxspec.train.methods.skip_trial import Objective, Trial
-from jaxspec.train.options import SkipSearch
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
 from jaxspec.train.run.heads import folder_of
 

@@ -22,7 +22,7 @@ from jaxspec.evaluate.runner import warm
 from jaxspec.host.processes import largest
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
-from jaxspec.train.options import Objectives
+from jaxspec.train.decoding_options import Objectives
 
 Corner = Bool[np.ndarray, " D"]
 

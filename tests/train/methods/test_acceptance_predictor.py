@@ -22,9 +22,9 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.methods.method import parse_method
+from jaxspec.train.decoding_options import Calibrator
 from jaxspec.train.methods import acceptance_labels, acceptance_predictor
 from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter
-from jaxspec.train.options import Calibrator
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 from tests.train.command import command

@@ -16,8 +16,9 @@ from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data import dataset, encoding, records, self_prompts
 from jaxspec.train.data.prompts import Prompt, check_room, cut_prompts, load_prompts
 from jaxspec.train.data.text import Document
+from jaxspec.train.decoding_options import Generate
 from jaxspec.train.methods import generation
-from jaxspec.train.options import Data, Generate
+from jaxspec.train.options import Data
 from tests.evaluate.tiny import MODEL, checkpoint
 from tests.train.command import command
 

@@ -20,10 +20,10 @@ from jaxspec.evaluate import piece_times
 from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
+from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_search, skip_trial
 from jaxspec.train.methods.skip_search import read_skip_set, strategies
 from jaxspec.train.methods.skip_trial import BlockCosts, Trial
-from jaxspec.train.options import SkipSearch
 from tests.evaluate import tiny
 from tests.train.command import command
 
