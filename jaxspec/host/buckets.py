@@ -183,7 +183,7 @@ def described(error: Exception, path: str | Path) -> OSError:
     """An error of gcsfs or TensorStore in words, with what to do."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    text = f"{getattr(error, 'code', '')} {type(error).__module__} {error}"
+    text = f"{vars(error).get('code', '')} {type(error).__module__} {error}"
     number, said = errno.EIO, "the bucket does not answer; try again later"
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object, or no such bucket", str(path))
