@@ -127,6 +127,32 @@ def builtin_h100() -> str:
     return markdown(["method", "tokens/s", "speedup, 95 %", "tau, 95 %", "nodes"], rows)
 
 
+PAYS = {"of_plain_bound": 0.97, "of_best_bound": 0.93}
+"""What the simulation of methods that draft only where it pays should reach in every cell."""
+
+
+def where_drafting_pays() -> str:
+    """The lowest bounds of each method by batch size, and the cells that miss them."""
+    cells = result("where_drafting_pays")["cells"]
+    batches = sorted({cell["batch"] for cell in cells})
+    rows, missed = [], []
+    for head, method in dict.fromkeys((cell["head"], cell["method"]) for cell in cells):
+        of = [cell for cell in cells if (cell["head"], cell["method"]) == (head, method)]
+        lowest = lambda batch, key, of=of: min(cell[key] for cell in of if cell["batch"] == batch)
+        shown = [", ".join(f"{lowest(batch, key):.3f}" for key in PAYS) for batch in batches]
+        few = [[cell for cell in of if cell[key] < least] for key, least in PAYS.items()]
+        missed += [cell for some in few for cell in some]
+        rows.append([f"`{head}`, `{method}`", *shown, ", ".join(str(len(some)) for some in few)])
+    where = sorted(
+        {
+            f"{cell['head']}, batch {cell['batch']}, {cell['context']} tokens, acceptance {cell['acceptance']}"
+            for cell in missed
+        }
+    )
+    header = ["method", *(f"batch {batch}" for batch in batches), "cells below 0.97, 0.93"]
+    return markdown(header, iter(rows)) + f"\nMissed at: {'; '.join(where) or 'none'}.\n"
+
+
 def verify_run(name: object) -> tuple[str, dict[str, Any]]:
     """A link to a run of `jaxspec verify` on the builtin model, and the run."""
     return f"[{name}](../benchmarks/results/verify_builtin_{name}.json)", result(f"verify_builtin_{name}")
@@ -224,6 +250,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "builtin-methods": builtin_methods,
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,
+    "where-drafting-pays": where_drafting_pays,
     "verify-float32": verify_float32,
     "verify-rounded": verify_rounded,
     **{f"verify-{name}": partial(verify_methods, name) for name in ROUNDED},

@@ -1,16 +1,16 @@
 """A tree that maximises expected tokens per second, by the measured verification cost of every tree size."""
 
 import dataclasses
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, keep, top_nodes, widest
-from jaxspec.decoding.cost_table import Ratios
+from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.strategy import COST, VERIFY, CostAware
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY, CostAware
 from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
 
 
@@ -32,7 +32,8 @@ class Budgeted(CostAware, ConfidencePower):
     tokens on the most confident path to the frontier. Looking only one level ahead is not enough: if two tokens take
     much longer to verify than one, but eight hardly longer than two, a single level never pays.
 
-    Each row decides as if it were alone in the batch.
+    Each row decides as if it were alone in the batch, except that all rows are plain where that pays
+    (`controllers/plain_rounds.py`).
 
     Attributes:
         width: largest number of nodes expanded at once, and children of each.
@@ -50,6 +51,7 @@ class Budgeted(CostAware, ConfidencePower):
     greedy_power: float = 0.3  # best for the heads of the builtin model: benchmarks/README.md
     cost: float | None = dataclasses.field(default=None, metadata=COST)
     verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
+    contexts: tuple[ContextCosts, ...] = dataclasses.field(default=(), metadata=FITTED)
 
     def __post_init__(self) -> None:
         self.require(width=1, depth=1, total=2)
@@ -66,7 +68,7 @@ class Budgeted(CostAware, ConfidencePower):
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=self.total)
 
     @property
-    def buckets(self) -> Ratios:
+    def buckets(self) -> tuple[tuple[int, Any], ...]:
         """The compiled tree sizes, and the cost of each."""
         _, verify = self.known
         enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])

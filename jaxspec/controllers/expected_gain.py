@@ -12,7 +12,7 @@ from jaxspec.controllers.posterior_update import compared, draw_beta
 from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import DraftSignals
-from jaxspec.decoding.cost_table import Ratios
+from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
@@ -68,6 +68,7 @@ class ExpectedGain(LengthPlanner):
     depends_on_batch: ClassVar[bool] = True
     cost: float | None = dataclasses.field(default=None, metadata=COST)
     verify: Ratios | None = dataclasses.field(default=None, metadata=VERIFY)
+    contexts: tuple[ContextCosts, ...] = dataclasses.field(default=(), metadata=FITTED)
     own_levels: int | None = dataclasses.field(default=None, metadata=FITTED)
 
     def __post_init__(self) -> None:

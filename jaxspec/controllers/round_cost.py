@@ -5,7 +5,7 @@ from typing import Any
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
@@ -39,27 +39,9 @@ def count_density(density: Density, counts: RoundCounts) -> Density:
 class LengthPlanner(CostAware, Controller):
     """A controller that compares the costs of rounds of different lengths."""
 
-    own_levels: int | None  # as in `beside_history`
-
     def beside_history(self, own_levels: int | None) -> "LengthPlanner":
         planner: Any = self  # a dataclass, as every strategy
         return dataclasses.replace(planner, own_levels=own_levels)
-
-    def round_cost(self, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]) -> Float[Array, "*lengths"]:
-        """The cost of rounds with these numbers of levels and of verified nodes per row (the root included), in s_t(1).
-
-        Verification costs as much as the smallest size in the table that holds a row's nodes; beyond the table it is
-        extrapolated from the last two sizes.
-        """
-        # At least one level is counted, because the loop always drafts after the root.
-        level, table = self.known
-        sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
-        slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
-        fits = sizes >= nodes[..., None] - 1e-3
-        beyond = costs[-1] + slope * (nodes - sizes[-1])
-        verification = jnp.where(fits.any(axis=-1), costs[fits.argmax(axis=-1)], beyond)
-        passes = levels if self.own_levels is None else jnp.minimum(levels, self.own_levels)
-        return jnp.maximum(passes, 1) * level + verification
 
     def costs_by_length(
         self, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]

@@ -133,4 +133,12 @@ def table_of(values: Mapping[str, Any]) -> CostTable:
     def pairs(name):
         return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
 
-    return CostTable(plain=float(values["plain"]), verify=pairs("verify"), level=pairs("level"))
+    idle = values.get("idle")  # absent, as the others, in tables of earlier versions
+    return CostTable(
+        plain=float(values["plain"]),
+        verify=pairs("verify"),
+        level=pairs("level"),
+        idle=None if idle is None else float(idle),
+        context=int(values.get("context", 0)),
+        longer=tuple(map(table_of, values.get("longer", ()))),
+    )

@@ -17,6 +17,7 @@ from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.controllers import Fixed
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import padded, start
+from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller, DraftSignals, draft_signals
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
@@ -110,12 +111,31 @@ def resume(
 @final
 @dataclasses.dataclass(frozen=True)
 class ToLevel(Controller):
-    """Drafts down to the level in its state, so that one program can run rounds of any depth."""
+    """Drafts down to the level in its state, so that one program can run rounds of any depth.
+
+    Attributes:
+        plain: rounds of no level are plain ones.
+    """
 
     name: ClassVar[str] = "to-level"
+    plain: bool = False
+
+    @property
+    def goes_plain(self) -> bool:
+        return self.plain
 
     def init(self, batch: int) -> Int[Array, " B"]:
         return jnp.zeros(batch, jnp.int32)
+
+    def begin(
+        self,
+        models: Models,
+        keys: Key[Array, " B"],
+        state: Int[Array, " B"],
+        unfinished: Bool[Array, " B"],
+        builder: TreeBuilder,
+    ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+        return state, state > 0
 
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: Int[Array, " B"], signals: DraftSignals
@@ -141,9 +161,10 @@ class FullDepth(TopPaths):
 
 
 def to_depth(spec: Speculation) -> Speculation:
-    """The method with `ToLevel`, trees of full depth, and a single size of verification."""
+    """The method with `ToLevel`, trees of full depth, and a single size of verification (one node in plain rounds)."""
     builder = FullDepth(spec.builder.limits) if isinstance(spec.builder, TopPaths) else spec.builder
-    return dataclasses.replace(spec, builder=builder, controller=ToLevel(), tree_sizes=())
+    controller = ToLevel(plain=spec.controller.goes_plain)
+    return dataclasses.replace(spec, builder=builder, controller=controller, tree_sizes=())
 
 
 @partial(jax.jit, static_argnames="spec")

@@ -78,7 +78,8 @@ def interpolated(seconds: Mapping[int, float], sizes: Iterable[int]) -> dict[int
 class RoundPair:
     """Jobs of two rounds of a method: with one level, and with full depth. Both verify `nodes` nodes.
 
-    The numbers of levels are equal if the tree grows no deeper than one level; for `plain` both are 0.
+    The numbers of levels are equal if the tree grows no deeper than one level; for `plain` both are 0. `idle` is a
+    round that drafts nothing; None where the method has none.
     """
 
     nodes: int
@@ -86,6 +87,7 @@ class RoundPair:
     full: Job
     short_levels: int
     full_levels: int
+    idle: Job | None = None
 
     def split(self, short: float, full: float, verification: float) -> tuple[float, float]:
         """Seconds of a level, and of the rest of a round, from those of the two rounds and of the verification.
@@ -106,4 +108,5 @@ def round_pair(spec: Speculation, models: Models, state: DecodeState) -> RoundPa
     """The rounds to time for a method. It compiles them."""
     depth = spec.builder.depth
     short, full = (round_job(spec, models, state, levels) for levels in (min(depth, 1), depth))
-    return RoundPair(max(spec.verify_sizes), short, full, int(short(1)), int(full(1)))
+    idle = round_job(spec, models, state, 0) if spec.controller.goes_plain else None
+    return RoundPair(max(spec.verify_sizes), short, full, int(short(1)), int(full(1)), idle)

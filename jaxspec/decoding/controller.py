@@ -68,11 +68,14 @@ class Controller(Strategy):
             Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
             (`Method.rule`).
         needs_estimates: it reads `Drafts.log_accept`, which only some heads give (`Drafter.estimates`).
+        goes_plain: rounds in which no row drafts are plain ones: the drafter's first pass is skipped, and verification
+            of a single node is compiled.
     """
 
     stops: ClassVar[bool] = True
     depends_on_batch: ClassVar[bool] = False
     needs_estimates: ClassVar[bool] = False
+    goes_plain: ClassVar[bool] = False
 
     @property
     def needs_weights(self) -> bool:

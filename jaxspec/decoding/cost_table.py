@@ -11,6 +11,9 @@ MEASURED = "measured"
 
 Seconds = tuple[tuple[int, float], ...]  # (number of nodes, seconds), ascending
 Ratios = tuple[tuple[int, float], ...]  # (number of nodes, cost in units of s_t(1)), ascending
+ContextCosts = tuple[int, float, float, tuple[float, ...]]
+"""Costs at one context in units of the first one's s_t(1): its tokens, a round without drafts, a level, and
+verification by size."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,9 @@ class CostTable:
         plain: s_t(1): one forward of the target over one token.
         verify: by n: verification of n tree nodes, s_t(n), with the rest of a round; for every compiled tree size.
         level: s_d(w) by w: one drafted level as it occurs in a round, with w nodes expanded at once.
+        idle: a round that drafts nothing, in which the drafter reads the new token; None: not measured.
+        context: tokens of each sequence's text.
+        longer: tables of longer contexts, ascending, for the same sizes and widths.
 
     Raises:
         ValueError: a table is empty, or a time is not positive and finite.
@@ -29,9 +35,13 @@ class CostTable:
     plain: float
     verify: Seconds
     level: Seconds
+    idle: float | None = None
+    context: int = 0
+    longer: tuple["CostTable", ...] = ()
 
     def __post_init__(self) -> None:
-        seconds = [self.plain, *(taken for _, taken in (*self.verify, *self.level))]
+        seconds = [self.plain, *[self.idle] * (self.idle is not None)]
+        seconds += [taken for _, taken in (*self.verify, *self.level)]
         if not (self.verify and self.level and all(0 < taken < math.inf for taken in seconds)):
             raise ValueError("a cost table needs times for verification and levels, all of them positive")
 
@@ -39,6 +49,22 @@ class CostTable:
         """s_d(width) / s_t(1), linearly interpolated; outside the measured widths, the value at the nearest one."""
         widths, seconds = zip(*self.level, strict=True)
         return float(np.interp(width, widths, seconds)) / self.plain
+
+    def by_context(self, width: int) -> tuple[ContextCosts, ...]:
+        """The costs at each context, for levels of `width` nodes; none where rounds without drafts were not measured.
+
+        A longer text never costs less: where it does, that is noise.
+        """
+        found, least = [], np.zeros(2 + len(self.verify))
+        for table in (self, *self.longer):
+            if table.idle is None:
+                return ()
+            level = table.level_cost(width) * table.plain
+            seconds = [table.idle, level, *(taken for _, taken in table.verify)]
+            least = np.maximum(least, np.array(seconds) / self.plain)
+            idle, level, *verify = map(round_ratio, least.tolist())
+            found.append((table.context, idle, level, tuple(verify)))
+        return tuple(found)
 
 
 def round_ratio(value: float) -> float:

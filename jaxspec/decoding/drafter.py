@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import chex
@@ -208,6 +208,12 @@ class Drafter(Strategy):
         """
         return jnp.zeros(batch, bool)
 
+    @property
+    def copies(self) -> bool:
+        """Whether it has `from_history`. Then `root` always runs, and itself skips the pass that no row needs: it
+        drafts for the rows `prefix.unfinished`."""
+        return type(self).from_history is not Drafter.from_history
+
     def target_forward(
         self, models: Models, state: State, prefix: Prefix, tree: DraftTree, slots: Int[Array, "B N"], leaves: int
     ) -> Output:
@@ -241,3 +247,25 @@ def slots_of(tree: DraftTree, frontier: Frontier) -> Int[Array, "B W"]:
 def last_valid(values: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[Array, "B D"]:
     """Row `count` - 1 of each sequence; row 0 if count is 0."""
     return take(values, jnp.maximum(count - 1, 0)[:, None])[:, 0]
+
+
+def root_if(
+    needed: Bool[Array, ""], root: Callable[[State], tuple[Drafts, State]], state: State
+) -> tuple[Drafts, State]:
+    """`root` of a drafter if it is needed; otherwise zeros in place of all that it returns or adds to the state.
+
+    Arrays that it passes on bypass the conditional, because XLA would copy a cache that a branch returns.
+    """
+    old, made = jax.tree.leaves(state), list[Any]()
+
+    def drafted() -> tuple[Drafts, list[Array]]:
+        drafts, after = root(state)
+        leaves, structure = jax.tree.flatten(after)
+        source = [next((i for i, each in enumerate(old) if each is leaf), None) for leaf in leaves]
+        made[:] = structure, source
+        return drafts, [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+
+    shapes = jax.eval_shape(drafted)
+    drafts, new = jax.lax.cond(needed, drafted, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
+    (structure, source), rest = made, iter(new)
+    return drafts, structure.unflatten([next(rest) if place is None else old[place] for place in source])

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.controller import draft_signals
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
-from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid
+from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid, root_if
 from jaxspec.decoding.round_records import count_round, of_drafter, record_tree, write_round
 from jaxspec.decoding.rule import Draws, Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, are_finite, fold, gumbel, log_prob_of
@@ -32,6 +32,10 @@ from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
+
+READ_TOGETHER = 256
+"""Most new tokens of a batch that a drafter reads at once in `observe`, if there are more positions for them: about as
+many as an accelerator computes while it reads the weights."""
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
 """Named scopes of the parts of a round in traced and compiled programs: drafting, a level inside it, and verification
@@ -78,6 +82,7 @@ def decode(
 
 def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeState:
     """One round: drafts a tree, verifies it in one forward of the target, and commits the accepted path."""
+    spec = spec.at_context(jnp.where(state.done, 0, state.length).max())
     keys = fold(state.keys, state.length)  # by position, so that draws do not depend on the batch
     prefix = state.prefix
     with jax.named_scope(DRAFTING):
@@ -99,17 +104,23 @@ def draft(
 ) -> tuple[DraftTree, DecodeState]:
     """Grows the tree level by level, until no row of the batch drafts another level."""
     builder, prefix = spec.builder, state.prefix
-    root = jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
+    last = jnp.take_along_axis(prefix.token, prefix.length[:, None] - 1, axis=1)[:, 0]
     vocab_size = models.target.config.vocab_size if spec.rule.keeps_probs and builder.depth else None
-    tree = init_tree(root, builder.size, vocab_size)
+    tree = init_tree(last, builder.size, vocab_size)
     if builder.depth == 0:
         return tree, state
     draft_keys, control_keys = fold(keys, DRAFT), fold(keys, CONTROL)
     begun, drafts_now = spec.controller.begin(models, fold(keys, BEGIN), state.controller, ~state.done, builder)
     controller = select_rows(state.done, state.controller, begun)
 
-    drafts, drafter = spec.drafter.root(models, state.drafter, prefix, tree)
-    copied = spec.drafter.from_history(drafter, len(root))
+    begins = ~state.done & drafts_now
+    root = lambda drafter: spec.drafter.root(models, drafter, dataclasses.replace(prefix, unfinished=begins), tree)
+    # A pass that verification reuses is not skipped, and neither is a search for earlier text.
+    if spec.controller.goes_plain and not (spec.drafter.reuses_drafting or spec.drafter.copies):
+        drafts, drafter = root_if(begins.any(), root, state.drafter)
+    else:
+        drafts, drafter = root(state.drafter)
+    copied = spec.drafter.from_history(drafter, len(last))
 
     def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
         width = frontier.node.shape[1]
@@ -142,8 +153,7 @@ def draft(
         _, frontier, active, *_ = carry
         return (frontier.level < builder.depth) & active.any()
 
-    begins = ~state.done & (drafts_now | copied)
-    first = grow(tree, root_frontier(len(root)), begins, controller, drafts)
+    first = grow(tree, root_frontier(len(last)), begins | (~state.done & copied), controller, drafts)
     wide = spec.drafter.widen(drafter, first[1].node.shape[1])
     tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, wide))
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
@@ -209,7 +219,7 @@ def commit(
     copied = spec.drafter.from_history(state.drafter, len(count))
     learnt = spec.controller.update(state.controller, of_drafter(counts, copied))
     with jax.named_scope(DRAFTING):
-        drafter = spec.drafter.observe(models, state.drafter, committed)
+        drafter = observe(spec, models, state.drafter, committed)
     return dataclasses.replace(
         state,
         tokens=write_block(state.tokens, new, state.length),
@@ -225,6 +235,28 @@ def commit(
         log_prob=log_prob,
         trace=None if trace is None else record_tree(trace, state.round, tree, verdict, count),
     )
+
+
+def observe(spec: Speculation, models: Models, drafter: State, committed: Committed) -> State:
+    """The drafter's state after a round's tokens.
+
+    In a large batch most positions of a path are often padding, which takes time too. So there the drafter reads a few
+    positions of each row, and the others only if any of them is valid.
+    """
+    batch, width = committed.token.shape
+    few = max(1, READ_TOGETHER // batch)
+    if not spec.controller.goes_plain or few >= width or spec.drafter.copies:
+        return spec.drafter.observe(models, drafter, committed)
+
+    def read(first: int, end: int, drafter: State) -> State:
+        names = ("token", "next_token", "hidden", "taps")
+        part = {name: jax.tree.map(lambda values: values[:, first:end], getattr(committed, name)) for name in names}
+        count = jnp.clip(committed.count - first, 0, end - first)
+        return spec.drafter.observe(models, drafter, Committed(start=committed.start + first, count=count, **part))
+
+    # A loop of at most one step, not a branch, because XLA would copy a cache that a branch returns.
+    more = (committed.count > few).any().astype(jnp.int32)
+    return jax.lax.fori_loop(0, more, lambda _, drafter: read(few, width, drafter), read(0, few, drafter))
 
 
 def path_tokens(tree: DraftTree, verdict: Verdict) -> Int[Array, "B P"]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from jaxtyping import Array, Int
+
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafter
@@ -37,4 +39,10 @@ class Speculation:
         steps = self.tree_sizes if self.controller.stops or self.builder.varies else ()
         if not steps and self.drafter.abstains:
             steps = self.tree_sizes[:1] if self.builder.is_chain else self.tree_sizes
+        steps = sorted({1, *steps}) if self.controller.goes_plain else steps
         return sizes_up_to(self.builder.verified, steps)
+
+    def at_context(self, context: Int[Array, ""]) -> "Speculation":
+        """The same method with the traced costs of texts of `context` tokens, for use inside a round."""
+        builder, controller = self.builder.at_context(context), self.controller.at_context(context)
+        return dataclasses.replace(self, builder=builder, controller=controller)

@@ -80,7 +80,7 @@ class Engine:
         self.method = self.method.fitted(weights)
         learned = load_control(self.model, self.method, weights) if control is None else control
         self.models = Models(target=self.model.target, draft=weights, control=learned)
-        self.tree_sizes = tree_sizes()
+        self.tree_sizes = tree_sizes(by_cost=self.method.priced is not None)
 
     @classmethod
     def calibrated(

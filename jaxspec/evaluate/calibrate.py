@@ -122,10 +122,14 @@ def method_of(path: Path, head: str) -> Method:
 
 def show(table: CostTable, console: Console) -> None:
     """Prints the table in milliseconds and in units of s_t(1), the target's forward over one token per sequence."""
-    pieces = {"one token": [(1, table.plain)], "a level drafted": table.level, "verification": table.verify}
-    rows = [
-        (name, str(nodes), f"{1e3 * seconds:.3f}", f"{seconds / table.plain:.3f}")
-        for name, costs in pieces.items()
-        for nodes, seconds in costs
-    ]
+    rows = []
+    for each in (table, *table.longer):
+        pieces = {"one token": [(1, each.plain)], "a level drafted": each.level, "verification": each.verify}
+        pieces |= {"a round without drafts": [(1, each.idle)]} if each.idle is not None else {}
+        rows += [
+            (name if each is table else f"{name}, {each.context} tokens", str(nodes), f"{1e3 * seconds:.3f}", share)
+            for name, costs in pieces.items()
+            for nodes, seconds in (costs if each is table else costs[-1:])
+            for share in [f"{seconds / table.plain:.3f}"]
+        ]
     print_table(console, "piece", ("nodes", "ms", "s_t(1)"), rows)

@@ -22,6 +22,7 @@ class PieceCosts:
         rest, plain_rest: a round without its levels, verification and controller, and one of plain decoding.
         control_level: the controller's decision after a level, and its inputs.
         control_round: the controller's update after a round.
+        idle: a round that drafts nothing, without the controller; None: its verification and the rest.
     """
 
     plain: float
@@ -31,6 +32,7 @@ class PieceCosts:
     plain_rest: float = 0.0
     control_level: float = 0.0
     control_round: float = 0.0
+    idle: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +60,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
 
         plain         (s_t(1) + plain_rest) · tokens
         drafting      Σ_rounds levels · s_d
-        verification  Σ_rounds verify(smallest compiled size that holds the round's nodes)
+        verification  Σ_rounds verify(smallest compiled size that holds the round's nodes); `idle` without drafts
         control       Σ_rounds (levels · control_level + control_round)
         rest          Σ_rounds rest
 
@@ -69,22 +71,25 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         batches: the round counts of each row, by batch.
         sizes: tree sizes for which verification was compiled.
     """
-    tokens = levels = rounds = 0
+    tokens = levels = rounds = idle = 0
     verification = 0.0
     for histories in batches:
         tokens += max(int(np.sum(history.committed)) for history in histories)
-        levels += int(_most([history.levels for history in histories]).sum())
-        verified = _most([history.verified for history in histories]).tolist()
-        rounds += len(verified)
+        drafted = _most([history.levels for history in histories])
+        verified = _most([history.verified for history in histories])
+        levels, rounds = levels + int(drafted.sum()), rounds + len(verified)
+        some = (drafted > 0) | (verified > 0) | (pieces.idle is None)
+        idle += int((~some).sum())
+        verified = verified[some].tolist()
         fitting = [min((size for size in sizes if size > nodes), default=max(sizes)) for nodes in verified]
         verification += sum(pieces.verify[size] for size in fitting)
     return RunCosts(
         rounds=rounds,
         plain=(pieces.plain + pieces.plain_rest) * tokens,
         drafting=levels * pieces.level,
-        verification=verification,
+        verification=verification + idle * (pieces.idle or 0.0),
         control=levels * pieces.control_level + rounds * pieces.control_round,
-        rest=rounds * pieces.rest,
+        rest=(rounds - idle) * pieces.rest,
     )
 
 

@@ -50,6 +50,8 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
             models, state = engines[name].models, states[name]
             pair = pairs[key := round_key(engines[name], spec)]
             jobs["short", key], jobs["full", key] = pair.short, pair.full
+            if pair.idle is not None:
+                jobs["idle", key] = pair.idle
             if not spec.builder.depth:
                 continue
             if spec.drafter.reuses_drafting and (key := resumed_key(engines[name], spec)) not in jobs:
@@ -69,7 +71,8 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
         pair = pairs[key := round_key(engines[name], spec)]
         level, rest = pair.split(seconds["short", key], seconds["full", key], verify[pair.nodes])
         control = {f"control_{piece}": seconds.get((f"control {piece}", name), 0.0) for piece in ("level", "round")}
-        found[name] = PieceCosts(target[1], verify, level, rest, **control)
+        idle = seconds.get(("idle", key))
+        found[name] = PieceCosts(target[1], verify, level, rest, **control, idle=idle)
     return {name: dataclasses.replace(costs, plain_rest=found[REFERENCE].rest) for name, costs in found.items()}
 
 

@@ -6,13 +6,14 @@ from typing import Any, TypeVar
 
 from jaxspec.builders import BUILDERS, Chain
 from jaxspec.controllers import CONTROLLERS, Fixed
+from jaxspec.controllers.plain_rounds import PlainRounds
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.strategy import MOST, Strategy
+from jaxspec.decoding.strategy import MOST, CostAware, Strategy
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
 from jaxspec.drafters.history import WithHistory
@@ -91,6 +92,11 @@ class Method:
         controller = self.controller.beside_history(drafter.own_levels(draft)) if self.history else self.controller
         return dataclasses.replace(self, drafter=drafter, builder=builder, controller=controller)
 
+    @property
+    def priced(self) -> CostAware | None:
+        """The part with the costs of whole rounds, by which rounds are plain where drafting does not pay."""
+        return next((part for part in (self.controller, self.builder) if isinstance(part, CostAware)), None)
+
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
@@ -103,15 +109,16 @@ class Method:
             return Greedy()
         chain = self.builder.is_chain and self.builder.depth > 0
         coupled = not chain or self.builder.prunes or self.controller.depends_on_batch
-        coupled |= self.drafter.levels_at_once is not None
+        coupled |= self.drafter.levels_at_once is not None or self.priced is not None
         return GumbelCoupling() if coupled else RejectionSampling()
 
     def speculation(self, greedy: bool, **options: Any) -> Speculation:
         """The static settings that the loop is compiled for. `options` are the remaining fields of `Speculation`."""
+        controller = self.controller if self.priced is None else PlainRounds(self.controller, self.priced)
         return Speculation(
             drafter=WithHistory(self.drafter, self.history, self.builder.depth) if self.history else self.drafter,
             builder=self.builder.at_temperature_0 if greedy else self.builder,
-            controller=self.controller,
+            controller=controller,
             rule=self.rule(greedy),
             **options,
         )

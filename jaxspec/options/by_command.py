@@ -242,9 +242,9 @@ class Calibrate:
 
     For example: jaxspec calibrate --target builtin --head eagle
 
-    It times one drafted level at several widths, and the target's verification at each compiled tree size. The table is
-    kept in the user's cache folder, which `jaxspec env` shows. Without one, the first run of such a method measures it.
-    Calibrate again if the machine was busy.
+    It times one drafted level at several widths, the target's verification at each compiled tree size, a round without
+    drafts, and a few of these costs over longer texts. The table is kept in the user's cache folder, which `jaxspec
+    env` shows. Without one, the first run of such a method measures it. Calibrate again if the machine was busy.
 
     For a head with a confidence output (DSpark), it also fits that output to the drafts accepted in answers to
     --prompts, a temperature for each draft of a block, and keeps these in the head's folder.

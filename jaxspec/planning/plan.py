@@ -25,7 +25,13 @@ from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import sharding
 from jaxspec.model.attention_kernel import BLOCK
-from jaxspec.model.backend import ACCELERATOR_TREE_SIZES, TPU_LOOP_OPTIONS, TPU_PREFILL_OPTIONS, has_tpu_options
+from jaxspec.model.backend import (
+    ACCELERATOR_TREE_SIZES,
+    TPU_LOOP_OPTIONS,
+    TPU_PREFILL_OPTIONS,
+    TREE_SIZES_BY_COST,
+    has_tpu_options,
+)
 from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
@@ -71,7 +77,8 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     with_options = where.is_tpu and (settings.tpu_options or has_tpu_options())
 
     def compose(method: Method) -> PlacedProgram:
-        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
+        by_size = ACCELERATOR_TREE_SIZES if method.priced is None else TREE_SIZES_BY_COST
+        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=by_size)
         return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
     def compiled_loop(program: PlacedProgram) -> Compiled | None:

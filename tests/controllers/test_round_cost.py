@@ -28,6 +28,20 @@ def test_levels_and_verification_are_added(levels: int, nodes: float, cost: floa
     assert PRICED.round_cost(jnp.array([levels]), jnp.array([nodes]))[0] == pytest.approx(cost)
 
 
+@pytest.mark.parametrize(("context", "share"), [(50, 0.0), (100, 0.0), (200, 0.5), (300, 1.0), (700, 2.0), (1100, 3.0)])
+def test_costs_grow_with_the_context(context: int, share: float):
+    """Linearly between the contexts that were measured and beyond them, and never below the first."""
+    contexts = (
+        (100, 1.1, 0.1, (1.0, 1.5, 1.6, 2.0)),
+        (300, 2.1, 0.2, (2.0, 2.5, 2.8, 3.0)),
+        (700, 3.1, 0.3, (3.0, 3.5, 4.0, 4.0)),
+    )
+    costs = dataclasses.replace(PRICED, contexts=contexts).at_context(jnp.int32(context))
+    found = costs.round_cost(jnp.array([0, 1, 2]), jnp.array([1.0, 2.0, 3.0]))
+    assert found == pytest.approx([1.1 + share, 0.1 + 1.5 + 1.1 * share, 0.2 + 1.6 + 1.4 * share])
+    assert PRICED.at_context(jnp.int32(context)) is PRICED
+
+
 @pytest.mark.parametrize("controller", ["expected-gain", "length-ts"])
 def test_levels_below_the_heads_own_are_copies_which_cost_nothing(controller: str):
     method = parse_method(f"medusa,history=5+chain,length=8+{controller},cost=0.1,verify=1:1/2:1.5/4:1.6/8:2")

@@ -163,9 +163,9 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
 
     monkeypatch.setattr(calibration, "seconds_per_iteration", timed)
     table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"), 1)
-    assert seen == [False] * 3 + [True] * 2
-    # Rounds of one level and of five take 2 and 3 s.
-    assert table == CostTable(plain=1.0, level=((2, 0.25),), verify=((1, 4.0), (4, 5.0)))
+    assert seen == [False] * 3 + [True] * 2 + [False]
+    # Rounds of one level and of five take 2 and 3 s, and rounds without drafts 6.
+    assert dataclasses.replace(table, context=0) == CostTable(1.0, ((1, 4.0), (4, 5.0)), ((2, 0.25),), idle=6.0)
 
 
 def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
@@ -180,13 +180,61 @@ def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
 
     def round_pair(spec, models, state):
         seen.add(state.length.shape[0])
-        return timing.RoundPair(5, lambda n: n, lambda n: n, 1, 4)
+        return timing.RoundPair(5, lambda n: n, lambda n: n, 1, 4, lambda n: n)
 
     monkeypatch.setattr(calibration, "target_job", target_job)
     monkeypatch.setattr(calibration, "round_pair", round_pair)
     monkeypatch.setattr(calibration, "seconds_per_iteration", lambda jobs: [1.0 + i for i in range(len(jobs))])
     calibration.measure(model, parse_method("ngram"), None, 3)
     assert seen == {4}
+
+
+LONGER = dataclasses.replace(
+    TABLE, idle=1.1e-3, context=100, longer=(
+        CostTable(2e-3, ((1, 2e-3), (8, 4e-3)), ((1, 3e-4), (4, 4e-4)), 2.2e-3, 1100),
+        CostTable(9e-3, ((1, 9e-3), (8, 9e-3)), ((1, 2e-4), (4, 8e-4)), 9.9e-3, 8100),
+    ),
+)  # fmt: skip
+
+
+def test_costs_of_longer_texts_are_kept_and_tables_without_them_mean_what_they_did(model, kept):
+    key = calibration.costs_key(model, parse_method("ngram"), 1)
+    stored.store(key, dataclasses.asdict(LONGER))
+    assert stored.read_costs(key) == LONGER
+    # A level of four nodes, in units of a forward at the shortest; what is cheaper over a longer text is noise.
+    measured = Engine.calibrated(model, "ngram+budgeted").method.builder
+    assert isinstance(measured, Budgeted)
+    base, second, third = measured.contexts
+    assert (base, second) == ((100, 1.1, 0.2, (1.0, 2.0)), (1100, 2.2, 0.4, (2.0, 4.0)))
+    assert third == (8100, 9.9, 0.8, (9.0, 9.0))
+    assert LONGER.by_context(1)[2][2] == 0.3
+    (file,), new = kept.iterdir(), {"idle", "context", "longer"}
+    values = {name: value for name, value in json.loads(file.read_text()).items() if name not in new}
+    file.write_text(json.dumps(values))
+    assert stored.read_costs(key) == TABLE
+    assert Engine.calibrated(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
+    typed = parse_method("ngram+budgeted,cost=0.5").with_costs(LONGER).builder
+    assert isinstance(typed, Budgeted) and typed.contexts == ()
+
+
+def test_of_longer_texts_few_costs_are_timed(model, monkeypatch):
+    asked = []
+
+    def measure(tokens, model, method, weights, batch, sizes, widths):
+        asked.append((tokens, sizes, widths))
+        add = 1e-3 * (tokens > 64)
+        verify = tuple((size, 1e-3 * size + add * (1 + size)) for size in sizes)
+        return CostTable(1e-3 + add, verify, tuple((width, 1e-4 * width + add) for width in widths), 1e-3, tokens)
+
+    monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4, 16))
+    monkeypatch.setattr(calibration, "_measure_at", measure)
+    monkeypatch.setattr(calibration, "TOKENS", 64)
+    monkeypatch.setattr(calibration, "LONGER", (100, 1000))  # the model is made for fewer tokens
+    table = calibration.measure(model, parse_method("early-exit"), None, 1)
+    assert asked == [(64, (1, 4, 16), (1, 4, 16)), (100, (1, 16), (1,))]
+    (longer,) = table.longer
+    assert dict(longer.level) == pytest.approx({1: 1.1e-3, 4: 1.4e-3, 16: 2.6e-3})
+    assert dict(longer.verify) == pytest.approx({1: 3e-3, 4: 9e-3, 16: 33e-3})
 
 
 def test_a_level_between_two_measured_ones_is_interpolated():

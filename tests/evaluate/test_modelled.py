@@ -36,6 +36,12 @@ def test_control_is_paid_by_level_and_by_round():
     assert costs.speedup == pytest.approx(9 / (0.7 + 4.5 + 0.67))
 
 
+def test_a_round_without_drafts_has_a_cost_of_its_own():
+    history = rounds((3, 3, 3), (1, 0, 0), (1, 2, 0))  # in the last one nothing that was drafted is verified
+    costs = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, rest=0.5, idle=1.2), SIZES)
+    assert (costs.verification, costs.rest) == pytest.approx((1.5 + 1.2 + 1.0, 2 * 0.5))
+
+
 def test_the_rest_of_a_round_is_paid_once_a_round_by_plain_decoding_too():
     history = rounds((3, 3, 3), (5, 4, 4), (1, 0, 0))
     costs = run_costs([[history]], PieceCosts(TARGET[1], TARGET, 0.1, rest=0.5, plain_rest=0.25), SIZES)

@@ -83,7 +83,8 @@ def copies(spec: Speculation, models: Models, asked: list[Request]) -> tuple[Dec
 
 @pytest.mark.parametrize("name", METHODS)
 def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
-    """Also beside other rows, and in rows that others had before; and what a row does depends on itself alone."""
+    """Also beside other rows, and in rows that others had before; and what a row does depends on itself alone, apart
+    from plain rounds."""
     spec, asked = speculation(parse_method(name), True), requests(prompts, NEW)
     state, seen = copies(spec, target, asked)
     assert texts_of(state, asked) == plain
@@ -99,7 +100,8 @@ def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
         assert of(beside, now) == of(seen, before)
         again = rounds_of(moved, len(others))
         rounds = len(of(seen, before))
-        assert (again.levels[now, :rounds] == counts.levels[before, :rounds]).all()
+        same = (again.levels[now, :rounds] == counts.levels[before, :rounds]).all()
+        assert same or spec.controller.goes_plain, "whether rounds are plain is decided for all rows"
     each = [(0, NEW), (1, 7), (2, 1), (3, 12), (1, NEW), (0, 12), (3, 5), (2, 9)]
     refilled = [request for i, budget in each for request in requests([prompts[i]], budget)]
     assert run_refilled(spec, target, refilled) == [plain[i][:budget] for i, budget in each]

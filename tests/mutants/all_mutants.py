@@ -45,6 +45,11 @@ TESTS = {  # besides the test file of the same name
         "tests/convert/test_eagle3.py::test_taps",
         "tests/convert/test_eagle3_oracle.py",
     ),
+    "jaxspec/decoding/strategy.py": (
+        "tests/controllers/test_round_cost.py",
+        "tests/controllers/test_length_ts.py",
+        "tests/controllers/test_expected_gain.py",
+    ),
     "jaxspec/drafters/early_exit.py": ("tests/train/methods/test_early_exit.py::test_trains_what_decodes",),
     "jaxspec/builders/top_paths.py": ("tests/builders/test_eagle2.py", "tests/builders/test_pruned.py"),
     "jaxspec/controllers/posterior_update.py": (

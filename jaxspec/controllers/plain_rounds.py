@@ -1,0 +1,116 @@
+"""Rounds without drafts where drafting does not pay, judged by the tokens and costs of recent rounds."""
+
+import dataclasses
+from typing import Any, ClassVar, final
+
+import chex
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.controller import Controller, DraftSignals
+from jaxspec.decoding.drafter import Models, State
+from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.decoding.strategy import CostAware
+
+PATIENCE = 4.0  # loss of drafting that ends it, in plain rounds, for one row
+ROWS = -0.6  # for B rows it is PATIENCE B^ROWS, because the mean of many rows varies less
+TRIAL = 0.003  # share of the time of plain rounds that rounds on trial may lose
+MOST = 0.2  # largest loss that plain rounds make up before the next trial: there are at most MOST / TRIAL of them
+"""By simulation (`benchmarks/where_drafting_pays.py`)."""
+
+
+@chex.dataclass(frozen=True)
+class PlainState:
+    """The inner controller's state, and the balance of drafting, which is that of all rows."""
+
+    balance: Float[Array, " B"]  # at most 0
+    on_trial: Bool[Array, " B"]  # whether the row drafts few levels only
+    inner: State
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class PlainRounds(Controller):
+    """Another controller, except that no row drafts while drafting does not pay.
+
+    A round of drafts gains its mean number of tokens per row, less its cost in plain rounds. The gains are added up. A
+    sum above 0 is set to 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41, 1954). If the
+    sum falls below -PATIENCE B^ROWS, rounds are plain. Each of them adds TRIAL, until one round drafts on trial. If its
+    drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss. In the lower
+    half of its range, rounds draft few levels.
+
+    All rows draft or none does, because a round takes as long for one row as for all.
+
+    Attributes:
+        costs: the part of the method that has the costs.
+    """
+
+    name: ClassVar[str] = "plain-rounds"
+    depends_on_batch: ClassVar[bool] = True
+    goes_plain: ClassVar[bool] = True
+    inner: Controller
+    costs: CostAware
+
+    @property
+    def stops(self) -> bool:
+        """The inner controller's."""
+        return self.inner.stops
+
+    @property
+    def needs_weights(self) -> bool:
+        return self.inner.needs_weights
+
+    def at_context(self, context: Int[Array, ""]) -> Any:
+        part: Any = self.costs.at_context(context)
+        return dataclasses.replace(self, inner=self.inner.at_context(context), costs=part)
+
+    def init(self, batch: int) -> PlainState:
+        return PlainState(balance=jnp.zeros(batch), on_trial=jnp.zeros(batch, bool), inner=self.inner.init(batch))
+
+    def begin(
+        self,
+        models: Models,
+        keys: Key[Array, " B"],
+        state: PlainState,
+        unfinished: Bool[Array, " B"],
+        builder: TreeBuilder,
+    ) -> tuple[PlainState, Bool[Array, " B"]]:
+        inner, drafts = self.inner.begin(models, keys, state.inner, unfinished, builder)
+        return dataclasses.replace(state, inner=inner), drafts & (mean(state.balance, unfinished) > least(unfinished))
+
+    def on_level(self, state: PlainState, signals: DraftSignals) -> PlainState:
+        return dataclasses.replace(state, inner=self.inner.on_level(state.inner, signals))
+
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: PlainState, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        more = self.inner.keep_drafting(models, keys, state.inner, signals)
+        return more & (~state.on_trial | (signals.level < self.few))
+
+    @property
+    def few(self) -> int:
+        """Most levels of a round on trial: a chain of them fits into the smallest size of verification."""
+        return next((nodes - 1 for nodes, _ in self.costs.known[1] if nodes > 1), 1)
+
+    def update(self, state: PlainState, counts: RoundCounts) -> PlainState:
+        levels, seen = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0
+        cost = self.costs.round_cost(levels.max(), 1.0 + jnp.asarray(counts.verified).max()) / self.costs.plain_cost
+        tokens = jnp.where(levels > 0, jnp.asarray(counts.uncut), 1)  # tokens of copies are not the drafter's
+        gain = jnp.where(levels.max() > 0, mean(tokens, seen) - cost, TRIAL)
+        balance = jnp.clip(mean(state.balance, seen) + gain, least(seen) - MOST, 0.0)
+        return PlainState(
+            balance=jnp.where(seen, balance, state.balance),
+            on_trial=jnp.where(seen, balance < least(seen) / 2, state.on_trial),
+            inner=self.inner.update(state.inner, counts),
+        )
+
+
+def least(rows: Bool[Array, " B"]) -> Float[Array, ""]:
+    """The balance of these rows below which none of them drafts."""
+    return -PATIENCE * jnp.maximum(rows.sum(), 1) ** ROWS
+
+
+def mean(values: Float[Array, " B"] | Int[Array, " B"], rows: Bool[Array, " B"]) -> Float[Array, ""]:
+    """The mean of the chosen rows; 0 if there is none."""
+    return jnp.where(rows, values, 0).sum() / jnp.maximum(rows.sum(), 1)
