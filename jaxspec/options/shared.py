@@ -28,7 +28,10 @@ class Option:
 
 
 Target = Annotated[
-    Path, Option(help="Checkpoint made by `jaxspec-convert llama`, or `builtin`, or `smollm2` (see `jaxspec get`).")
+    Path,
+    Option(
+        help="Checkpoint made by `jaxspec-convert llama`, hub id ORG/NAME, `builtin`, or `smollm2` (see `jaxspec get`)."
+    ),
 ]
 Method = Annotated[
     str | None,
