@@ -5,12 +5,12 @@ A method holds these costs, and the true ones differ from them by up to 30 %. Th
 round calls `loop.draft`, the builder, `count_round` and the controller, from the prior on, so learning is included.
 Drafts are scripted: the log-odds that a draft is accepted, given those before it, vary by NOISE around those of the
 given rate, and the head's own estimate differs from them by NOISE again. A cell ends when the rows of the batch have
-TOKENS new tokens on average; other texts take the place of finished ones.
+TOKENS new tokens on average. A batch has that many rows throughout, as where other texts take the place of finished
+ones. The best fixed choice is the length whose expected time over the cell, by the true costs, is the least.
 """
 
 import argparse
 import dataclasses
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -64,6 +64,7 @@ PRICES = {
     "nodes dearer": (0.7, 1.3),
 }
 """True prices of levels, and of all else that a round costs beyond a plain one, in units of those that are held."""
+CELL = ("of_plain", "of_plain_bound", "of_best_bound", "best_fixed", "best_fixed_levels")
 TOKENS, NOISE, SEEDS = 256, 1.0, 200
 
 
@@ -175,11 +176,11 @@ def one_round(spec: Speculation, true: CostTable, context: Array, rates: Array, 
     own = jax.nn.log_sigmoid(odds + NOISE * jax.random.normal(keys[2], odds.shape))
 
     done = jnp.zeros(batch, bool)
+    unused: Any = dict.fromkeys(("sampling", "history", "log_prob", "trace"))
     state = DecodeState(
         tokens=jnp.zeros((batch, 1), jnp.int32), length=length, limit=length + depth + 1, done=done, finite=~done,
-        keys=jax.random.split(keys[3], batch), eos=jnp.zeros(0, jnp.int32), sampling=None, cache=(),
-        feature=jnp.zeros((batch, 1)), drafter=own, controller=run.controller, round=run.rounds, history=None,
-        log_prob=None, trace=None,
+        keys=jax.random.split(keys[3], batch), eos=jnp.zeros(0, jnp.int32), cache=(), drafter=own,
+        feature=jnp.zeros((batch, 1)), controller=run.controller, round=run.rounds, **unused,
     )  # fmt: skip
     spec = spec.at_context(length.max())
     grown, after = loop.draft(spec, MODELS, state, state.keys)
@@ -237,26 +238,23 @@ def spec_of(head: str, method: str, held: CostTable) -> Speculation:
     return dataclasses.replace(found, drafter=Scripted()).speculation(True, tree_sizes=TREE_SIZES_BY_COST)
 
 
-def cells(head: str, method: str, batch: int, seeds: int) -> Iterator[dict[str, Any]]:
-    """The cells of a method in a batch."""
+def entries(head: str, method: str, batch: int, seeds: int) -> Iterator[dict[str, Any]]:
+    """The results of a method in a batch; each entry has a cell for each of PRICES, with the keys CELL."""
     spec = spec_of(head, method, table(head, batch))
     true, keys = table(head, batch, spec.verify_sizes[1:]), jax.random.split(jax.random.key(0), seeds)
     for name, rates in RATES.items():
         run = jax.tree.map(np.asarray, simulate(spec, true, batch, jnp.array(CONTEXTS), jnp.array(rates), keys))
-        for (i, context), (prices, (of_levels, of_rest)) in itertools.product(enumerate(CONTEXTS), PRICES.items()):
-            time = run.forwards[i] + of_levels * run.levels[i] + of_rest * run.rest[i]
-            taken = time / run.plain[i]  # in units of plain decoding's time
-            bound = 1 / (taken.mean() + 1.96 * taken.std(ddof=1) / seeds**0.5)
-            best, levels = best_fixed(head, spec.builder.depth, batch, context, rates, PRICES[prices])
-            cell = {"head": head, "method": method, "batch": batch, "seeds": seeds, "context": context}
-            cell |= {"acceptance": name, "prices": prices, "best_fixed_levels": levels}
-            numbers = {
-                "of_plain": 1 / taken.mean(),
-                "best_fixed": best,
-                "plain_rounds": run.idle[i].sum() / run.rounds[i].sum(),
-            }
-            numbers |= {"of_plain_bound": bound, "of_best_bound": bound / best}
-            yield cell | {key: round(float(value), 4) for key, value in numbers.items()}
+        for i, context in enumerate(CONTEXTS):
+            entry = {"head": head, "method": method, "batch": batch, "seeds": seeds, "context": context}
+            entry |= {"acceptance": name, "plain_rounds": round(float(run.idle[i].sum() / run.rounds[i].sum()), 4)}
+            for prices, (of_levels, of_rest) in PRICES.items():
+                # In units of plain decoding's time for the same tokens.
+                taken = (run.forwards[i] + of_levels * run.levels[i] + of_rest * run.rest[i]) / run.plain[i]
+                bound = 1 / (taken.mean() + 1.96 * taken.std(ddof=1) / seeds**0.5)
+                best, levels = best_fixed(head, spec.builder.depth, batch, context, rates, PRICES[prices])
+                numbers = (1 / taken.mean(), bound, bound / best, best)
+                entry[prices] = [*(round(float(number), 4) for number in numbers), levels]
+            yield entry
 
 
 def main() -> None:
@@ -271,9 +269,10 @@ def main() -> None:
     for batch in options.batches:
         for head in options.heads:
             for method in options.methods:
-                found += cells(head, method, batch, options.seeds)
+                found += entries(head, method, batch, options.seeds)
                 print(head, method, batch, flush=True)
-                options.out.write_text(json.dumps({"cells": found}, indent=1) + "\n", encoding="utf-8")
+                lines = ",\n".join(map(json.dumps, found))
+                options.out.write_text(f'{{"cell": {json.dumps(CELL)}, "entries": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def keys_of(batch: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), batch)
 
 
-def round_of(accepted: Sequence[int], levels: Sequence[int] | jax.Array) -> RoundCounts:
+def round_of(accepted: Sequence[int] | jax.Array, levels: Sequence[int] | jax.Array) -> RoundCounts:
     """Counts of a round of chains, one row each, with these numbers of levels and accepted drafts."""
     accept, drafted = jnp.asarray(accepted, jnp.int32), jnp.asarray(levels, jnp.int32)
     nodes = dict.fromkeys(("levels", "drafted", "verified"), drafted)
