@@ -154,6 +154,6 @@ def _measure_at(
         plain=seconds[forwards[1]],
         verify=tuple((size, verified[size] + rest) for size in sizes),
         level=tuple((width, level) for width, (level, _) in split.items()),
-        idle=seconds[idle],
+        idle=max(seconds[idle], seconds[forwards[1]]),  # anything below is noise, since it runs that forward
         context=rows // 2,
     )
