@@ -91,10 +91,8 @@ def export(settings: Export) -> None:
 
     path, out, form = locate(settings.path), settings.out, settings.format
     target = None if settings.target is None else locate(settings.target)
-    if target is not None and form not in ("eagle", "eagle3", "dflash", "speculators"):
-        raise ValueError(
-            "--target is for EAGLE and DFlash heads, so it needs --format eagle, eagle3, dflash or speculators"
-        )
+    if target is not None and form in ("hf", "medusa"):
+        raise ValueError(f"--target is for EAGLE and DFlash heads, and --format {form} is for others: leave it out")
     if settings.verifier is not None and form != "speculators":
         raise ValueError("--verifier needs --format speculators, the only format that names its target")
     if form == "hf":

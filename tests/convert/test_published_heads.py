@@ -131,7 +131,7 @@ def test_wrong_pairings_of_export(kind: str, folder: Path):
     assert "--verifier needs --format speculators" in refuse(HEAD, "back", "--format", kind, "--verifier", "x")
     for form in ("hf", "medusa"):
         sentence = refuse(HEAD, "back", "--format", form, "--target", "ckpt")
-        assert "so it needs --format eagle, eagle3, dflash or speculators" in sentence
+        assert "--target is for EAGLE and DFlash heads" in sentence
     assert "not the config of a trained head" in refuse("head", "back", "--format", kind)
     (folder / HEAD).rename(folder / "moved")
     if kind != "medusa":
