@@ -124,7 +124,7 @@ def test_wrong_pairings_of_export(kind: str, folder: Path):
     other = "eagle3" if kind == "eagle" else "eagle"
     refuse = lambda *args: refused_export(folder, *args)
     for form in ((), ("--format", "hf")):
-        assert "eagle, eagle3, dflash, speculators or medusa writes" in refuse(HEAD, "back", *form)
+        assert "eagle, eagle3, dflash, deepspec, speculators or medusa writes" in refuse(HEAD, "back", *form)
     assert f"is for the drafter {kind}, and not for {other}" in refuse(HEAD, "back", "--format", other)
     sentence = refuse("ckpt", "back", "--format", kind)
     assert f"is a checkpoint, which --format hf writes; --format {kind} takes a head" in sentence
