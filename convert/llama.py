@@ -141,8 +141,8 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     """
     if format_of(source) == heads.FORMAT:
         raise CheckpointError(
-            f"{source} is a head, which --format eagle, eagle3, dflash, deepspec, speculators or medusa writes; --format "
-            "hf takes a checkpoint"
+            f"{source} is a head, which --format eagle, eagle3, dflash, deepspec, speculators or medusa writes; "
+            "--format hf takes a checkpoint"
         )
     config = config_json.read_config(source)
     if config.quantize is not None:

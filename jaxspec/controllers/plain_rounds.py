@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller, DraftSignals
-from jaxspec.decoding.drafter import Models, State
+from jaxspec.decoding.drafter import Drafts, Models, State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import CostAware
 
@@ -78,6 +78,9 @@ class PlainRounds(Controller):
     ) -> tuple[PlainState, Bool[Array, " B"]]:
         inner, drafts = self.inner.begin(models, keys, state.inner, unfinished, builder)
         return dataclasses.replace(state, inner=inner), drafts & (mean(state.balance, unfinished) > least(unfinished))
+
+    def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
+        return self.inner.admits(drafts)
 
     def on_level(self, state: PlainState, signals: DraftSignals) -> PlainState:
         return dataclasses.replace(state, inner=self.inner.on_level(state.inner, signals))

@@ -83,5 +83,5 @@ def test_blocks_are_those_that_speculators_computed(name: str, again: bool, targ
     found = np.stack([np.asarray(each.logits[0, 0]) for each in levels])
     np.testing.assert_allclose(found, np.array(wanted["logits"])[rows], atol=1e-4)
     if "odds" in wanted:
-        chance = np.exp([float(each.log_accept[0, 0]) for each in levels])
+        chance = np.exp([float(jnp.asarray(each.log_accept)[0, 0]) for each in levels])
         np.testing.assert_allclose(np.log(chance) - np.log1p(-chance), np.array(wanted["odds"])[rows], atol=1e-4)

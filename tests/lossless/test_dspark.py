@@ -22,6 +22,7 @@ METHODS = [
     *(pytest.param(f"dflash+{b}", marks=() if b in QUICK else pytest.mark.soak) for b in combinations.BUILDERS),
     pytest.param("dflash+chain,length=3+threshold,gamma=0.2", marks=pytest.mark.soak),
     "dflash+chain,length=4+confidence,threshold=0.5",
+    f"dflash+{combinations.BUILDERS[-1]}+confidence,threshold=0.5",
     pytest.param("dflash+eagle2,total=12,depth=4,width=3+confidence,threshold=0.5", marks=pytest.mark.soak),
     pytest.param(f"dflash+{combinations.BUILDERS[-1]}+{combinations.CONTROLLERS[-1]}", marks=pytest.mark.soak),
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
@@ -47,7 +48,9 @@ def test_text_is_plain_decodings(name: str, greedy: bool, target: Models, prompt
     spec, plain = (speculation(parse_method(each), greedy) for each in (name, "plain"))
     asked = requests(prompts, NEW) if greedy else requests(prompts, NEW, seed=3, temperature=0.8)
     expected, _ = run(plain, target, asked)
-    check_texts(spec, target, asked, expected)
+    history = check_texts(spec, target, asked, expected)
+    if "+confidence" in name:
+        assert 0 < (history.levels == 0).sum() < (history.committed > 0).sum(), "no or all rounds were plain"
     if greedy:
         each = [(3, 9), (0, NEW), (1, 1), (2, 17), (0, 5), (3, NEW)]
         short = [request for i, budget in each for request in requests([prompts[i]], budget)]
