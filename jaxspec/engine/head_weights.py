@@ -153,11 +153,18 @@ def fitted(path: Path, method: Method) -> Method:
     Raises:
         CheckpointError: there is no such head, or it is for another drafter or target.
     """
-    if method.head is None:
-        return method
+    return method if method.head is None else method.fitted(_abstract_head(path, method, method.head))
+
+
+def estimates(path: Path, method: Method) -> bool:
+    """Whether the method's head gives `Drafts.log_accept`. Raises CheckpointError as `fitted`."""
+    return method.head is not None and method.drafter.estimates(_abstract_head(path, method, method.head))
+
+
+def _abstract_head(path: Path, method: Method, head: str) -> Any:
     target = config_json.read_config(path).model
-    shape = read_shape(find_head(path, method.head), method.drafter, target)
-    return method.fitted(nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0))))
+    shape = read_shape(find_head(path, head), method.drafter, target)
+    return nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0)))
 
 
 def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any]) -> None:

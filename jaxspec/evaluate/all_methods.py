@@ -9,7 +9,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
-from jaxspec.engine.head_weights import drafter_of, fitted
+from jaxspec.engine.head_weights import drafter_of, estimates, fitted
 from jaxspec.methods.method import HISTORY, default_method, parse_method
 
 ALL = "all"
@@ -62,7 +62,8 @@ def _methods(target: Path) -> Iterator[str]:
     drafter = typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
     for name, controller in CONTROLLERS.items():
-        if name != "fixed" and not controller().needs_weights:
+        possible = not controller.needs_estimates or estimates(target, best)
+        if name != "fixed" and not controller().needs_weights and possible:
             yield f"{drafter}+chain+{name}"
     if best.head is not None:
         yield f"{drafter},{HISTORY}={MATCH}+chain"

@@ -22,9 +22,9 @@ class TestGreedy:
 
     def test_rows_draft_as_they_do_among_equals(self, method: Method, target, prompts):
         """Whatever the lengths of its neighbours' prompts, a row drafts and accepts the same."""
-        if method.controller.depends_on_batch:
-            return
         spec, asked = speculation(method, True), requests(prompts, NEW)
+        if spec.controller.depends_on_batch:
+            return
         _, mixed = run(spec, target, asked)
         for row in (1, 2):  # prompts of one chunk, and of one and a half
             _, equals = run(spec, target, [asked[row]] * 4)
