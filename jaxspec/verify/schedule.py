@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxspec.builders import BUILDERS
 from jaxspec.controllers import CONTROLLERS
+from jaxspec.engine.head_weights import estimates
 from jaxspec.evaluate.all_methods import ALL, has_predictor, typed, usable_heads
 from jaxspec.methods.method import HISTORY, Method, default_method, parse_method
 from jaxspec.verify import verdict
@@ -97,14 +98,20 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
     builders = itertools.chain(*(BUILDER_SETTINGS.get(name, (name,)) for name in BUILDERS))
     controllers = itertools.chain(*(CONTROLLER_SETTINGS.get(name, (name,)) for name in CONTROLLERS))
     rows = itertools.product(drafters, builders, controllers)
-    return [row for row in rows if _runs(target, drafters[row[0]], row)]
+    estimating = {name for name in drafters if estimates(target, parse_method(name))}
+    return [row for row in rows if _runs(target, drafters[row[0]], row, row[0] in estimating)]
 
 
-def _runs(target: Path, head: str | None, row: tuple[str, str, str]) -> bool:
-    """Whether these parts can be combined, and the checkpoint has their weights."""
+def _runs(target: Path, head: str | None, row: tuple[str, str, str], estimating: bool) -> bool:
+    """Whether these parts can be combined, and the checkpoint has their weights.
+
+    `estimating`: the head estimates whether drafts are accepted, which some controllers need.
+    """
     try:
         method = parse_method("+".join(row))
     except ValueError:
+        return False
+    if method.controller.needs_estimates and not estimating:
         return False
     if not method.controller.needs_weights:
         return True
