@@ -13,9 +13,10 @@ from jaxspec.decoding.drafter import Drafts, Models, State
 @final
 @dataclasses.dataclass(frozen=True)
 class Confidence(Controller):
-    """Drops the drafts after a node whose confidence head is below a threshold, and all below them.
+    """DSpark's static cut: stops before a draft of low estimated acceptance.
 
-    The confidence head reads only rows and tokens before the draft that it judges, so this is sound with every rule.
+    It drops the drafts after a node whose estimate is below the threshold, and all below them. The confidence head
+    reads only rows and tokens before the draft that it judges, so this is sound with every rule.
 
     Attributes:
         threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first
