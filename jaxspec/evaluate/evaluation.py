@@ -28,11 +28,8 @@ from jaxspec.options.by_command import Eval, Merge
 
 Asked = tuple[int, int]  # numbers of a question, and of its answer (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line
-OF_MACHINES = (
-    "target",
-    "prompts",
-    "shard",
-)  # settings that may differ: machines have paths of their own, and hashes decide
+OF_MACHINES = ("target", "prompts", "shard")
+"""Settings that may differ between shards: machines have paths of their own, and hashes decide."""
 
 
 @dataclasses.dataclass(frozen=True)

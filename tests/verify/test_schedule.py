@@ -14,6 +14,7 @@ def test_every_part_is_among_those_that_are_checked_whatever_the_time():
     found = expand_methods(FOLDER, ["all"], seed=1)
     first = {part for name in found.names[: found.first] for part in name.split("+")}
     assert first == {"plain", *(part for row in sound(FOLDER) for part in row)}
+    assert not any(part.startswith("confidence") for part in first), "no head of builtin has estimates to stop by"
 
 
 @pytest.mark.parametrize("seed", [0, 1])
