@@ -38,7 +38,8 @@ class Keys:
     mask: Bool[Array, "B W S"]
 
     def scores(self, query: Float[Array, "B K G W H"]) -> Float[Array, "B K G W S"]:
-        key = self.kv.k.astype(query.dtype)
+        dtype = jnp.promote_types(query.dtype, self.kv.k.dtype)
+        query, key = query.astype(dtype), self.kv.k.astype(dtype)
         dots = jnp.einsum("bkgwh,bkhs->bkgws", query, key, preferred_element_type=jnp.float32)
         return jnp.where(self.mask[:, None, None], dots * query.shape[-1] ** -0.5, LOWEST)
 
@@ -77,7 +78,8 @@ def attend(
     peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, (each.max(-1, keepdims=True) for each in scores)))
     weights = [jnp.exp(each - peak) for each in scores]
     total = functools.reduce(operator.add, (each.sum(-1, keepdims=True) for each in weights))
-    mixed = functools.reduce(operator.add, (part.mix(each) for part, each in zip(segments, weights, strict=True)))
+    rounded = [each.astype(query.dtype) for each in weights]
+    mixed = functools.reduce(operator.add, (part.mix(each) for part, each in zip(segments, rounded, strict=True)))
     return mixed / total, peak + jnp.log(total)
 
 
@@ -290,7 +292,7 @@ def _attend_to_cache(
     key: Float[Array, "B K W H"],
     value: Float[Array, "B K W H"],
 ) -> tuple[Float[Array, "B K G W H"], KV]:
-    new = KV(k=key.mT, v=value)
+    new = KV(k=key.mT.astype(prefix.k.dtype), v=value.astype(prefix.v.dtype))
     if nodes is None:
         nodes = new
     else:

@@ -45,7 +45,12 @@ NODE_AXES = ("batch", "kv_heads", None, None)
 def allocate(
     config: LlamaConfig, batch: int, cache_len: int, dtype: jnp.dtype, num_layers: int | None = None
 ) -> tuple[KV, ...]:
-    """Zeroed keys and values of `cache_len` positions, for `num_layers` layers (None: all)."""
+    """Zeroed keys and values of `cache_len` positions, for `num_layers` layers (None: all).
+
+    Args:
+        dtype: of the weights; that of the cache is `backend.cache_dtype(dtype)`.
+    """
+    dtype = backend.cache_dtype(dtype)
     heads, dim = config.num_kv_heads, config.head_dim
     k, v = (batch, heads, dim, cache_len), (batch, heads, cache_len, dim)
     count = config.num_layers if num_layers is None else num_layers

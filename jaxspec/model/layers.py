@@ -93,7 +93,7 @@ def pad_single_row(
     x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
 ) -> Float[Array, "*B O"]:
     """multiply(x); a single row is padded with a row of zeros where two rows are faster than one."""
-    if math.prod(x.shape[:-1]) > 1 or not backend.single_row_is_slow():
+    if math.prod(x.shape[:-1]) > 1 or not backend.single_row_is_slow(x.dtype):
         return multiply(x)
     two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
     return multiply(two)[:1].reshape(*x.shape[:-1], -1)
@@ -130,7 +130,10 @@ def _product_backward(summed: Any, inputs: Factors, slope: Float[Array, "*B O"])
     def flat(y):
         return y.reshape(-1, y.shape[-1])
 
-    return slope @ kernel.T, (flat(slope).T @ flat(x)).T
+    def multiply(left, right):
+        return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+
+    return multiply(slope, kernel.T).astype(x.dtype), multiply(flat(slope).T, flat(x)).T.astype(kernel.dtype)
 
 
 product.defvjp(_product_forward, _product_backward)

@@ -1,5 +1,6 @@
 """A program for chips that may be absent: its mesh, and the loop traced and counted on abstract arguments."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +21,18 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import LOOP, Program, program_of
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
+from jaxspec.model import backend
 from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding
 from jaxspec.planning.chips import Collective, Slice, Work, merged
 from jaxspec.planning.counting import Parts, Phase, count
 from jaxspec.planning.devices import abstract_mesh
 from jaxspec.planning.estimate import Interval, Operation, interval, of_phase, operations
 from jaxspec.planning.hlo import CompiledProgram
+
+
+def _platform_of(mesh: AnyMesh) -> contextlib.AbstractContextManager:
+    """While programs are traced for this mesh: its platform, or none if it has no devices."""
+    return jax.set_mesh(mesh) if isinstance(mesh, Mesh) else backend.no_device()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,8 @@ class PlacedProgram:
     @classmethod
     def place(cls, program: Program, batch: int, rows: int, mesh: AnyMesh) -> "PlacedProgram":
         """A program for `batch` sequences with caches of `rows` rows on a mesh."""
-        models, state = program.layout(batch, rows, mesh)
+        with _platform_of(mesh):
+            models, state = program.layout(batch, rows, mesh)
         return cls(program.spec, models, state, mesh)
 
     @property
@@ -60,11 +68,10 @@ class PlacedProgram:
             yield self._trace(functools.partial(step.program.trace, **step.settings), *step.arguments), step.times
 
     def _trace(self, trace: Callable[..., Any], *arguments: Any) -> Any:
-        if isinstance(self.mesh, Mesh):
-            with jax.set_mesh(self.mesh):
-                return trace(*arguments)
-        # An abstract mesh has no devices, so arguments have no shardings.
-        return trace(*jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments))
+        if not isinstance(self.mesh, Mesh):  # an abstract mesh has no devices, so arguments have no shardings
+            arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
+        with _platform_of(self.mesh):
+            return trace(*arguments)
 
     def prefill_work(self, prompt: int) -> Work:
         """Minimum work of the target on each chip for prompts of `prompt` tokens: products, and weights read once.

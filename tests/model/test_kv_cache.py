@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxspec.model import backend, layers
 from jaxspec.model import kv_cache as kv
+from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV
 
 
@@ -58,3 +60,29 @@ def test_a_larger_cache_takes_the_place_of_the_old_one_layer_by_layer(monkeypatc
         assert layer.k.shape[3] == layer.v.shape[2] == 6
         np.testing.assert_array_equal(layer.k[..., :4], was.k)
         np.testing.assert_array_equal(layer.v[:, :, :4], was.v)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_caches_are_float32_on_a_cpu_and_counted_in_the_models_dtype_for_a_plan(name: str):
+    config, dtype = (
+        LlamaConfig(
+            vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
+        ),
+        jnp.dtype(name),
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(kv.allocate(config, 1, 4, dtype))} == {jnp.dtype("float32")}
+    with backend.no_device():
+        assert {leaf.dtype for leaf in jax.tree.leaves(kv.allocate(config, 1, 4, dtype))} == {dtype}
+
+
+def test_a_single_row_in_bfloat16_is_computed_as_one_of_two():
+    x, kernel = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate([(2, 16), (16, 24)]))
+    x, kernel = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    rows: list[int] = []
+
+    def multiply(x):
+        rows.append(len(x))
+        return layers.product(x, kernel)
+
+    np.testing.assert_array_equal(layers.pad_single_row(x[:1], multiply), multiply(x)[:1])
+    assert rows == [2, 2]
