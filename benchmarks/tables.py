@@ -86,6 +86,30 @@ def headline() -> str:
     return sentence + markdown(["method", "tau", "nodes", "speedup, 95 %"], rows)
 
 
+def smollm2() -> str:
+    """A published chat model on a CPU, in two dtypes."""
+    runs = {dtype: result(f"smollm2_{dtype}") for dtype in ("bfloat16", "float32")}
+    plain = [(dtype, 1000 / run["methods"]["plain"]["tokens_per_second"]) for dtype, run in runs.items()]
+    differ = [
+        (dtype, [each for method in run["methods"].values() for each in method["divergences"]])
+        for dtype, run in runs.items()
+    ]
+    unexplained = sum(not each["explained"] for _, found in differ for each in found)
+    text = (
+        f"Plain decoding takes {' and '.join(f'{each:.0f} ms in {dtype}' for dtype, each in plain)} a token. "
+        f"{' and '.join(f'{len(found)} in {dtype}' for dtype, found in differ)} of the texts differ from it; {unexplained} "
+        "of them not at a near-tie.\n\n"
+    )
+    rows = (
+        [
+            *(f"`{name}`", with_interval(each, "tau"), f"{each['nodes_per_round']:.3g}"),
+            *(with_interval(run["methods"][name], "speedup") for run in runs.values()),
+        ]
+        for name, each in methods(runs["bfloat16"])
+    )
+    return text + markdown(["method", "tau, 95 %", "nodes", "speedup in bfloat16, 95 %", "in float32"], rows)
+
+
 def builtin_methods() -> str:
     """All methods on a CPU."""
     run = result("builtin_methods")
@@ -243,6 +267,7 @@ def verify_methods(name: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
+    "smollm2": smollm2,
     "builtin-methods": builtin_methods,
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,

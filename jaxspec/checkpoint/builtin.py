@@ -11,7 +11,6 @@ from jaxspec.model.config import LlamaConfig
 BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
 QUESTIONS = FOLDER.parent / "questions"
-HEADS = FOLDER.parent / "heads"  # HEADS/smollm2/NAME: those that come with the package, for published models
 _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 

