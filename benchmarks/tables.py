@@ -95,10 +95,11 @@ def smollm2() -> str:
         for dtype, run in runs.items()
     ]
     unexplained = sum(not each["explained"] for _, found in differ for each in found)
+    times = " and ".join(f"{each:.0f} ms in {dtype}" for dtype, each in plain)
+    counts = " and ".join(f"{len(found)} in {dtype}" for dtype, found in differ)
     text = (
-        f"Plain decoding takes {' and '.join(f'{each:.0f} ms in {dtype}' for dtype, each in plain)} a token. "
-        f"{' and '.join(f'{len(found)} in {dtype}' for dtype, found in differ)} of the texts differ from it; {unexplained} "
-        "of them not at a near-tie.\n\n"
+        f"Plain decoding takes {times} a token. Texts that differ from it: {counts}, of which {unexplained} are not "
+        "explained by a near-tie.\n\n"
     )
     rows = (
         [
