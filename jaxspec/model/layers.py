@@ -131,7 +131,7 @@ def _product_backward(summed: Any, inputs: Factors, slope: Float[Array, "*B O"])
         return y.reshape(-1, y.shape[-1])
 
     def multiply(left, right):
-        return jnp.matmul(left, right, preferred_element_type=jnp.float32)
+        return jnp.matmul(left, right, preferred_element_type=backend.gradient_dtype(x.dtype))
 
     return multiply(slope, kernel.T).astype(x.dtype), multiply(flat(slope).T, flat(x)).T.astype(kernel.dtype)
 
