@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 
 from jaxspec.host.json_lines import LineLog
 
@@ -24,11 +25,15 @@ PAGE = ROOT / "docs" / "papers.md"
 
 
 def commands() -> Iterator[str]:
-    """Every command of the page, on one line."""
+    """Every command of the page, on one line, with the page's shell variables replaced."""
+    variables: dict[str, str] = {}
     for block in re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
-            if not line.startswith("#"):
-                yield " ".join(line.split())
+            command = Template(" ".join(line.split())).substitute(variables)
+            if assigned := re.fullmatch(r'(\w+)="(.*)"', command):
+                variables[assigned[1]] = assigned[2]
+            elif not command.startswith("#"):
+                yield command
 
 
 def needs_builtin_only(command: str) -> bool:

@@ -31,9 +31,9 @@ BEST = (
 )
 """The methods of the README's table, as far as they were run."""
 
-ROUNDED = ("bfloat16", "float16", "int8")  # runs of `jaxspec verify` whose near-ties flip
+ROUNDED = ("bfloat16", "float16", "int8")  # dtypes of runs of `jaxspec verify` in which near-ties flip
 MOST_ROWS = 12  # of a table of a run's methods
-ENOUGH_TOKENS = 5_000  # a longer run shows only methods with as many greedy tokens, since a rate of fewer is noise
+ENOUGH_TOKENS = 5_000  # greedy tokens of a method that is shown: a rate of fewer is noise
 
 
 def keep(run: Path, name: str) -> None:
@@ -224,45 +224,58 @@ def flips(some: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     return f"{tokens:,}", f"{found:,}", f"{1000 * found / max(tokens, 1):.2f}"
 
 
+def runs_in(dtype: str) -> dict[str, dict[str, Any]]:
+    """The runs in a dtype of ROUNDED, by a link: DTYPE, and DTYPE_SEED of other seeds than 0."""
+    files = sorted(RESULTS.glob(f"verify_builtin_{dtype}*.json"))
+    return dict(verify_run(file.stem.removeprefix("verify_builtin_")) for file in files)
+
+
+def by_method(dtype: str) -> dict[str, list[dict[str, Any]]]:
+    """What the runs in a dtype found of each method."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs_in(dtype).values():
+        for method, each in run["methods"].items():
+            found.setdefault(method, []).append(each)
+    return found
+
+
 def verify_rounded() -> str:
     """The runs in half precision and with int8 weights, and the gaps of their flips."""
     summary, gaps, between = [], [], []
-    for name in ROUNDED:
-        link, run = verify_run(name)
-        between = [f"to {edge:g}" for edge in run["gap_edges"]]
-        every = list(run["methods"].values())
-        itself = [run["methods"]["plain"]]
-        others = [each for method, each in run["methods"].items() if method != "plain"]
-        summary.append(
-            [
-                *(link, str(len(every)), f"{run['greedy_tokens']:,}", f"{run['noise']:.3f}", flips(itself)[2]),
-                *(flips(others)[2], str(run["unexplained_divergences"]), run["verdict"].upper()),
-            ]
-        )
-        for label, some in (("`plain`", itself), ("all", every)):
+    for dtype in ROUNDED:
+        for link, run in runs_in(dtype).items():
+            between = [f"to {edge:g}" for edge in run["gap_edges"]]
+            others = [each for method, each in run["methods"].items() if method != "plain"]
+            summary.append(
+                [
+                    *(link, str(len(others) + 1), f"{run['greedy_tokens']:,}", f"{run['noise']:.3f}"),
+                    *(flips([run["methods"]["plain"]])[2], flips(others)[2]),
+                    *(str(run["unexplained_divergences"]), run["verdict"].upper()),
+                ]
+            )
+        found = by_method(dtype)
+        for label, some in (("`plain`", found["plain"]), ("all", [each for runs in found.values() for each in runs])):
             counts = [sum(column) for column in zip(*(each["greedy_gaps"] for each in some), strict=True)]
-            if any(counts):
-                gaps.append([name, label, *(f"{count:,}" for count in counts)])
+            gaps.append([dtype, label, *(f"{count:,}" for count in counts)])
     header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` itself", "others", "unexplained")
     return (
         markdown([*header, "verdict"], iter(summary))
         + "\nFlips by the gap between the target's two best logits:\n\n"
-        + markdown(["run", "methods", *between, "more"], iter(gaps))
+        + markdown(["dtype", "methods", *between, "more"], iter(gaps))
     )
 
 
-def verify_methods(name: str) -> str:
-    """Flips of each method of a run; of many methods, those with the most flips, and the others in one row."""
-    found = dict(verify_run(name)[1]["methods"])
+def verify_methods(dtype: str) -> str:
+    """Flips of each method with enough tokens, at most MOST_ROWS with the most flips, and the others in one row."""
+    found = by_method(dtype)
     plain = found.pop("plain")
-    shown = [method for method, each in found.items() if each["greedy_tokens"] >= ENOUGH_TOKENS]
-    if len(found) <= MOST_ROWS:
-        shown = list(found)
-    shown = sorted(shown, key=lambda method: -found[method]["greedy_flips_a_thousand"])[:MOST_ROWS]
-    rows = [["`plain` against itself", *flips([plain])]]
-    rows += [[f"`{method}`", *flips([found[method]])] for method in shown]
-    if others := [each for method, each in found.items() if method not in shown]:
-        rows.append([f"all {len(others)} others", *flips(others)])
+    rate = lambda method: -float(flips(found[method])[2])
+    enough = lambda method: sum(each["greedy_tokens"] for each in found[method]) >= ENOUGH_TOKENS
+    shown = sorted(filter(enough, found), key=rate)[:MOST_ROWS]
+    rows = [["`plain` against itself", *flips(plain)]]
+    rows += [[f"`{method}`", *flips(found[method])] for method in shown]
+    if others := [runs for method, runs in found.items() if method not in shown]:
+        rows.append([f"all {len(others)} others", *flips([each for runs in others for each in runs])])
     return markdown(["method", "greedy tokens", "flips", "per 1,000"], iter(rows))
 
 

@@ -249,23 +249,29 @@ def last_valid(values: Float[Array, "B T D"], count: Int[Array, " B"]) -> Float[
     return take(values, jnp.maximum(count - 1, 0)[:, None])[:, 0]
 
 
-def root_if(
-    needed: Bool[Array, ""], root: Callable[[State], tuple[Drafts, State]], state: State
-) -> tuple[Drafts, State]:
-    """`root` of a drafter if it is needed; otherwise zeros in place of all that it returns or adds to the state.
+def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
+    """Runs a pass of a drafter if it is needed; otherwise returns zeros and the old state.
 
-    Arrays that it passes on bypass the conditional, because XLA would copy a cache that a branch returns.
+    Arrays that the pass does not change bypass the conditional, because XLA would copy a cache that a branch returns.
     """
-    old, made = jax.tree.leaves(state), list[Any]()
+    traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
+    drafted, after = shapes
+    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
+    source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
+    old, structure = jax.tree.flatten(state)
+    begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
 
-    def drafted() -> tuple[Drafts, list[Array]]:
-        drafts, after = root(state)
-        leaves, structure = jax.tree.flatten(after)
-        source = [next((i for i, each in enumerate(old) if each is leaf), None) for leaf in leaves]
-        made[:] = structure, source
-        return drafts, [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+    changed = lambda leaves: [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
+    zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)
 
-    shapes = jax.eval_shape(drafted)
-    drafts, new = jax.lax.cond(needed, drafted, lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes))
-    (structure, source), rest = made, iter(new)
-    return drafts, structure.unflatten([next(rest) if place is None else old[place] for place in source])
+    def here() -> tuple[Drafts, list[Array]]:
+        drafts, state_after = run(state)
+        return drafts, changed(jax.tree.leaves(state_after))
+
+    def skipped() -> tuple[Drafts, list[Array]]:
+        return jax.tree.map(zeros, drafted), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
+
+    drafts, new = jax.lax.cond(needed, here, skipped)
+    rest = iter(new)
+    leaves = [next(rest) if place is None else old[place] for place in source]
+    return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.controller import draft_signals
 from jaxspec.decoding.decode_state import DecodeState, needs_room, select_rows, write_block
-from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid, root_if
+from jaxspec.decoding.drafter import Committed, Drafts, Models, Prefix, State, last_valid, run_if
 from jaxspec.decoding.round_records import count_round, of_drafter, record_tree, write_round
 from jaxspec.decoding.rule import Draws, Verdict, keep_probs
 from jaxspec.decoding.sampling import Sampling, are_finite, fold, gumbel, log_prob_of
@@ -117,7 +117,7 @@ def draft(
     root = lambda drafter: spec.drafter.root(models, drafter, dataclasses.replace(prefix, unfinished=begins), tree)
     # A pass that verification reuses is not skipped, and neither is a search for earlier text.
     if spec.controller.goes_plain and not (spec.drafter.reuses_drafting or spec.drafter.copies):
-        drafts, drafter = root_if(begins.any(), root, state.drafter)
+        drafts, drafter = run_if(begins.any(), root, state.drafter)
     else:
         drafts, drafter = root(state.drafter)
     copied = spec.drafter.from_history(drafter, len(last))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.tree_util import Partial
 from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.batch import constrain_state
@@ -25,9 +26,9 @@ from jaxspec.decoding.sampling import are_finite, fold, log_prob_of, probabiliti
 from jaxspec.decoding.tree import take
 from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
-from jaxspec.model import sharding
-from jaxspec.model.attention import causal_mask, over_cache, visible
-from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options, layers_together
+from jaxspec.model import sharding, split_rows
+from jaxspec.model.attention import Attend, causal_mask, over_cache, visible
+from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options, layers_together, time_grows_with_tokens
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import STREAM, Layer, embed, run_layers
 from jaxspec.model.rope import rotary
@@ -175,12 +176,22 @@ def run_group(
     """Runs some layers. Returns their output, the inputs of all but the first if wanted, and their caches."""
     batch, chunk, _ = x.shape
     start = jnp.full((batch,), at)
-    seen = visible(causal_mask(batch, chunk), start, kv.capacity(cache))
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
-    x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_cache(seen, cache))
+    x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_chunk(cache, start, chunk))
     # The cache is written after all layers have read it. The bits of an absolute value are a non-negative integer.
     after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
     return x, tuple(inputs[1:]) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
+
+
+def over_chunk(cache: tuple[kv.KV, ...], start: Int[Array, " B"], chunk: int) -> tuple[Attend, ...]:
+    """The attention of each layer for a chunk whose first tokens are at `start`, the same for all rows."""
+    mask = causal_mask(len(start), chunk)
+    later = over_cache(visible(mask, start, kv.capacity(cache)), cache)
+    if not time_grows_with_tokens() or split_rows.parts() > 1:
+        return later
+    # Before the first chunk the cache is empty, and a CPU would take as long for its rows as for tokens.
+    first = over_cache(visible(mask, start, 1), [layer.rows(0, 1) for layer in cache])
+    return tuple(Partial(jax.lax.cond, start[0] == 0, *each) for each in zip(first, later, strict=True))
 
 
 @partial(jax.jit, static_argnames="drafter", donate_argnames="state")

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, State, for_each
+from jaxspec.decoding.drafter import Committed, Drafter, Drafts, Models, Prefix, State, for_each, run_if
 from jaxspec.decoding.sampling import argmax
 from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
 from jaxspec.drafters import suffix_match
@@ -45,6 +45,7 @@ class HistoryState:
     head_rounds: Float[Array, " B"]  # number of rounds that the head drafted
     accepted: Float[Array, " B"]  # number of drafts accepted in those rounds
     copied: Bool[Array, " B"]  # rows that copy earlier text in this round
+    drafted: Bool[Array, " B"]  # rows for which the head drafts in this round
     skipped: Bool[Array, " B"]  # whether a pass of the head was skipped, the same for every row
 
 
@@ -88,6 +89,7 @@ class WithHistory(Drafter):
             head_rounds=jnp.zeros(batch),
             accepted=jnp.zeros(batch),
             copied=jnp.zeros(batch, bool),
+            drafted=jnp.zeros(batch, bool),
             skipped=jnp.zeros(batch, bool),
         )
 
@@ -95,11 +97,12 @@ class WithHistory(Drafter):
         return dataclasses.replace(state, head=self.head.enlarge(models, state.head, cache_len))
 
     def observe(self, models: Models, state: HistoryState, committed: Committed) -> HistoryState:
-        drafted = (committed.count > 0) & ~state.copied & (state.ahead is not None)  # the head, in a round
+        drafted = state.drafted & (committed.count > 0)
         return dataclasses.replace(
             state,
             head=self.head.observe(models, state.head, committed),
             ahead=None,
+            drafted=jnp.zeros_like(state.drafted),
             alone=suffix_match.learn(state.alone, committed.next_token, committed.count),
             against=suffix_match.learn(state.against, committed.next_token, committed.count),
             head_rounds=state.head_rounds + drafted,
@@ -113,16 +116,18 @@ class WithHistory(Drafter):
         batch, size = tree.token.shape
         ahead = suffix_match.continuation(prefix.token, prefix.length, LONGEST, size)
         usual = state.accepted / (state.head_rounds + suffix_match.TRUST)
+        frontier = root_frontier(batch)
+        if prefix.unfinished is not None:
+            frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
+        copied = (ahead.matched >= self.history) & (worth(state.alone, ahead.matched, self.depth) >= usual)
         begun = dataclasses.replace(
             state,
             ahead=ahead,
             alone=dataclasses.replace(state.alone, ahead=ahead),
-            copied=(ahead.matched >= self.history) & (worth(state.alone, ahead.matched, self.depth) >= usual),
+            copied=copied,
+            drafted=frontier.live[:, 0] & ~copied,
             skipped=jnp.zeros_like(state.skipped),
         )
-        frontier = root_frontier(batch)
-        if prefix.unfinished is not None:
-            frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
         drafts, drafted = self._run_head(begun, frontier, lambda head: self.head.root(models, head, prefix, tree))
         otherwise = (first_choice(drafts) != ahead.token[:, 0]) & ~begun.copied
         guess = Continuation(token=ahead.token[:, :1], matched=jnp.where(otherwise, ahead.matched, 0))
@@ -163,34 +168,6 @@ class WithHistory(Drafter):
             return resumed()
         whole = super().target_forward  # it needs no results of skipped passes
         return jax.lax.cond(state.skipped.any(), lambda: whole(models, state, prefix, tree, slots, leaves), resumed)
-
-
-def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]], state: State) -> tuple[Drafts, State]:
-    """Runs the head's pass if it is needed; otherwise returns zeros and the old state.
-
-    Arrays that the pass does not change bypass the conditional, because XLA would copy a cache that a branch returns.
-    """
-    traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
-    drafted, after = shapes
-    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
-    source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
-    old, structure = jax.tree.flatten(state)
-    begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
-
-    changed = lambda leaves: [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
-    zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)
-
-    def here() -> tuple[Drafts, list[Array]]:
-        drafts, state_after = run(state)
-        return drafts, changed(jax.tree.leaves(state_after))
-
-    def skipped() -> tuple[Drafts, list[Array]]:
-        return jax.tree.map(zeros, drafted), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
-
-    drafts, new = jax.lax.cond(needed, here, skipped)
-    rest = iter(new)
-    leaves = [next(rest) if place is None else old[place] for place in source]
-    return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)
 
 
 def worth(state: MatchState, matched: Int[Array, " B"], depth: int) -> Float[Array, " B"]:

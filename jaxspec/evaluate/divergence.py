@@ -111,6 +111,20 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     return float(_difference(target, alone, features(slice(None)), begin, end, 1))
 
 
+def reread(target: Llama, texts: Sequence[Text], size: int) -> list[list[int]]:
+    """Greedy texts, read again by forwards over `size` tokens each: every text up to the first token that is then not
+    the greedy choice, and that choice instead of it."""
+    block, begin, end = _in_one_block(texts, size)
+    _, cache = _read_prompts(target, block, int(begin.max()))
+    chosen = np.asarray(fetch(_choices(target, _features(target, block, cache, begin, end, size))))
+    found = []
+    for row, first, (_, tokens) in zip(chosen, begin.tolist(), texts, strict=True):
+        again = [*tokens[:1], *row[first : first + len(tokens) - 1].tolist()]  # prefill chose the first token
+        place = first_difference(tokens, again)
+        found.append(list(tokens) if place is None else again[: place + 1])
+    return found
+
+
 def _decoded(batch: Sequence[Text]) -> list[Text]:
     """The texts of which more than prefill's token was generated."""
     return [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
@@ -169,6 +183,12 @@ def _features(
     unread = lambda carry: (carry[0] < end).any()
     blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.dtype)
     return jax.lax.while_loop(unread, block, (begin, cache, blank))[2]
+
+
+@jax.jit
+def _choices(target: Llama, features: Float[Array, "B S D"]) -> Int[Array, "B S"]:
+    """The greedy choices after these features; the logits of one column at a time are held."""
+    return jax.lax.map(lambda column: target.logits(column).argmax(axis=-1), features.swapaxes(0, 1)).T
 
 
 @partial(jax.jit, static_argnames="size")

@@ -12,10 +12,11 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
 from jaxspec.engine.stop_strings import StopStrings
+from jaxspec.evaluate import divergence
 from jaxspec.host import compilation
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import GumbelCoupling
-from jaxspec.verify.exact import explain, places
+from jaxspec.verify.exact import NOISE_SIZES, explain, places
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, KINDS, LARGEST_BATCH, PLAIN, SAMPLED, Source, Workload
 
 PLAIN_KEPT = 8  # workloads whose texts by plain decoding are kept, because methods share them
@@ -91,6 +92,8 @@ class Result:
     Attributes:
         tokens: number of compared tokens, in each text up to its first difference.
         divergences: fields of `Divergence`, and `explained`.
+        reread: of plain decoding's greedy texts, read again by forwards over several tokens: compared tokens, and
+            texts that differ.
         tenths: number of places in each tenth (see `power`); empty except for `distribution`.
         impossible: (prompt, position) of tokens that the target cannot generate there.
         error: the error that the method raised; None without one.
@@ -100,6 +103,7 @@ class Result:
     case: Case
     tokens: int = 0
     divergences: tuple[dict[str, Any], ...] = ()
+    reread: tuple[int, int] = (0, 0)
     tenths: tuple[int, ...] = ()
     impossible: tuple[tuple[int, int], ...] = ()
     error: str | None = None
@@ -118,8 +122,8 @@ class Result:
     def from_json(cls, line: dict[str, Any]) -> "Result":
         """The result in a line of the log."""
         pairs = tuple((prompt, position) for prompt, position in line["impossible"])
-        tuples = {"divergences": tuple(line["divergences"]), "tenths": tuple(line["tenths"]), "impossible": pairs}
-        return cls(**{**line, "case": Case(**line["case"]), **tuples})
+        tuples = {name: tuple(line[name]) for name in ("divergences", "reread", "tenths")}
+        return cls(**{**line, "case": Case(**line["case"]), "impossible": pairs, **tuples})
 
 
 class Checker:
@@ -161,7 +165,20 @@ class Checker:
             if apart is not None:
                 fields = {name: value for name, value in dataclasses.asdict(apart).items() if name != "turn"}
                 found.append({**fields, "explained": apart.explained(self.noise)})
-        return Result(case, tokens, tuple(found))
+        again = self._reread(workload, expected) if itself and case.kind == GREEDY else (0, 0)
+        return Result(case, tokens, tuple(found), again)
+
+    def _reread(self, workload: Workload, texts: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Tokens up to the first difference, and texts that differ, where a forward has a small tree's tokens."""
+        tokens = differ = 0
+        with self.model.context():
+            for at in range(0, len(texts), LARGEST_BATCH):
+                some = slice(at, at + LARGEST_BATCH)
+                pairs = [(one.tokens, text) for one, text in zip(workload.requests[some], texts[some], strict=True)]
+                again = divergence.reread(self.model.target, pairs, NOISE_SIZES[0])
+                tokens += sum(map(len, again))
+                differ += sum(list(text) != other for text, other in zip(texts[some], again, strict=True))
+        return tokens, differ
 
     def _distribution(self, case: Case, engine: Engine) -> Result:
         workload = self.source.workload(self.seed, case.kind, case.number)

@@ -14,7 +14,7 @@ from jaxspec.controllers import Fixed
 from jaxspec.controllers.plain_rounds import MOST, PATIENCE, ROWS, TRIAL, PlainRounds, PlainState
 from jaxspec.decoding import loop
 from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.drafter import Drafts, root_if
+from jaxspec.decoding.drafter import Drafts, run_if
 from jaxspec.methods.method import Method, parse_method
 from tests.controllers.rounds import MODELS, keys_of, round_of, signals
 from tests.lossless.harness import models, requests, run, speculation
@@ -141,7 +141,7 @@ def test_a_cache_bypasses_the_branch_of_a_pass_that_may_be_skipped():
         return Drafts(logits=hidden[:, None] * 2.0), (cache, hidden, hidden + 1.0)
 
     def either(needed, cache, hidden):
-        return root_if(needed, root, (cache, hidden))
+        return run_if(needed, root, (cache, hidden))
 
     given = jnp.ones((2, 7)), jnp.full((2, 3), 5.0)
     for needed in (True, False):

@@ -14,6 +14,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
+from tests.controllers.test_plain_rounds import EveryThird
 from tests.lossless.distribution import FALSE_ALARM, p_value
 from tests.lossless.harness import (
     begun,
@@ -221,10 +222,15 @@ def test_a_round_counts_for_the_head_or_for_the_match(target):
     drafter, accepted = after.drafter, rounds_of(after, 2).accepted[:, 0]
     assert drafter.copied.tolist() == [True, False]
     assert drafter.head_rounds.tolist() == [0, 1] and drafter.accepted.tolist() == [0, accepted[1]]
+    assert not drafter.drafted.any()
     assert drafter.alone.compared[0].sum() == accepted[0] + 1 and drafter.alone.came[0].sum() >= accepted[0]
     assert not drafter.alone.compared[1].any()
     finished = dataclasses.replace(after, done=jnp.array([False, True]))
     assert loop.decode(spec, chosen, finished, jnp.int32(1)).drafter.head_rounds[1] == 1
+    plain = dataclasses.replace(spec, controller=EveryThird())
+    state = begun(plain, chosen, requests([[3, 1, 4], [2, 7]], NEW), (), 128)
+    later = loop.decode(plain, chosen, state, jnp.int32(6))
+    assert later.drafter.head_rounds.tolist() == [2, 2], "a round without drafts counts for the head"
 
 
 def test_the_heads_average_is_of_all_its_rounds(target):

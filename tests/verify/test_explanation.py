@@ -1,5 +1,6 @@
 """Differences from plain decoding's text: those that rounding explains, and those that it does not."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,18 @@ def test_the_noise_between_batches_is_that_of_rounding(plain: Engine, texts: lis
         assert divergence.batch_noise(plain.model.target, [([1], [2])]) == 0.0
 
 
+def test_a_text_is_read_again_up_to_the_first_other_choice(
+    plain: Engine, texts: list[tuple[Request, list[int]]]
+) -> None:
+    (request, whole), *_ = texts
+    pairs = [(request.tokens, whole), (request.tokens, whole[:8])]
+    changed = [(prompt, [*text[:5], (text[5] + 1) % 7, *text[6:]]) for prompt, text in pairs]
+    with plain.model.context():
+        assert divergence.reread(plain.model.target, pairs, 4) == [text for _, text in pairs]
+        found = divergence.reread(plain.model.target, changed, 4)
+    assert found == [text[:6] for _, text in pairs]
+
+
 def test_near_ties_more_often_than_in_plain_decoding_fail_where_numbers_are_not_exact() -> None:
     flip = {"prompt": 0, "position": 3, "gap": 0.01, "behind": 0.01, "explained": True}
     results = [
@@ -90,3 +103,5 @@ def test_near_ties_more_often_than_in_plain_decoding_fail_where_numbers_are_not_
     assert "near-ties flip 3.00 times per thousand tokens, in plain decoding 0.25 times" in found["failures"][0]["why"]
     assert found["unexplained_divergences"] == 0 and found["methods"]["edd+static"]["divergences"] == 60
     assert summarise(results, 0.1, exact=True, command="jaxspec verify")["passed"]
+    read = [dataclasses.replace(results[0], reread=(20_000, 50)), *results[1:]]
+    assert summarise(read, 0.1, exact=False, command="jaxspec verify")["passed"], "other shapes round as often"
