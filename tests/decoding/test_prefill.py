@@ -1,4 +1,4 @@
-"""Prefill by groups of layers: as by single layers, and one program however many groups there are."""
+"""Prefill by groups of layers and in chunks changes nothing, and there is one program however many groups there are."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import chex
 import pytest
 
 from jaxspec.decoding import prefill
+from jaxspec.decoding.batch import padded, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.methods.method import parse_method
 from tests.lossless.harness import begun, models, requests, weights
@@ -33,3 +34,16 @@ def test_groups_of_layers(method: str, monkeypatch: pytest.MonkeyPatch):
         chex.assert_trees_all_close(alone.cache, other.cache, atol=1e-5)
         chex.assert_trees_all_close(alone.drafter, other.drafter, atol=1e-5)
         chex.assert_trees_all_equal(alone.tokens, other.tokens)
+
+
+def test_a_prompt_may_be_read_in_several_chunks():
+    spec = parse_method("plain").speculation(greedy=True)
+    chosen = weights(spec, models(vocab_size=23))
+    asked = requests([[*range(11)], [3, 1, 4], [5] * 8], 4)
+    one, three = (prefill.prefill(spec.drafter, chosen, start(spec, chosen, padded(asked), (), 64), n) for n in (12, 4))
+    assert (one.tokens == three.tokens).all()
+    for row, request in enumerate(asked):
+        for whole, parts in zip(one.cache, three.cache, strict=True):
+            read = [layer.rows(0, len(request.tokens)) for layer in (whole, parts)]
+            chex.assert_trees_all_close(read[0].k[row], read[1].k[row], atol=1e-5)
+            chex.assert_trees_all_close(read[0].v[row], read[1].v[row], atol=1e-5)
