@@ -224,6 +224,12 @@ def flips(some: Sequence[dict[str, Any]]) -> tuple[str, str, str]:
     return f"{tokens:,}", f"{found:,}", f"{1000 * found / max(tokens, 1):.2f}"
 
 
+def reread(plain: dict[str, Any]) -> str:
+    """Flips per 1,000 tokens of plain decoding's text that was read again; older runs did not."""
+    tokens = plain.get("reread_tokens", 0)
+    return f"{1000 * plain['reread_flips'] / tokens:.2f}" if tokens else "–"
+
+
 def runs_in(dtype: str) -> dict[str, dict[str, Any]]:
     """The runs in a dtype of ROUNDED, by a link: DTYPE, and DTYPE_SEED of other seeds than 0."""
     files = sorted(RESULTS.glob(f"verify_builtin_{dtype}*.json"))
@@ -245,11 +251,12 @@ def verify_rounded() -> str:
     for dtype in ROUNDED:
         for link, run in runs_in(dtype).items():
             between = [f"to {edge:g}" for edge in run["gap_edges"]]
+            plain = run["methods"]["plain"]
             others = [each for method, each in run["methods"].items() if method != "plain"]
             summary.append(
                 [
                     *(link, str(len(others) + 1), f"{run['greedy_tokens']:,}", f"{run['noise']:.3f}"),
-                    *(flips([run["methods"]["plain"]])[2], flips(others)[2]),
+                    *(flips([plain])[2], reread(plain), flips(others)[2]),
                     *(str(run["unexplained_divergences"]), run["verdict"].upper()),
                 ]
             )
@@ -257,9 +264,9 @@ def verify_rounded() -> str:
         for label, some in (("`plain`", found["plain"]), ("all", [each for runs in found.values() for each in runs])):
             counts = [sum(column) for column in zip(*(each["greedy_gaps"] for each in some), strict=True)]
             gaps.append([dtype, label, *(f"{count:,}" for count in counts)])
-    header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` itself", "others", "unexplained")
+    header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` in two batches", "read again")
     return (
-        markdown([*header, "verdict"], iter(summary))
+        markdown([*header, "others", "unexplained", "verdict"], iter(summary))
         + "\nFlips by the gap between the target's two best logits:\n\n"
         + markdown(["dtype", "methods", *between, "more"], iter(gaps))
     )
@@ -288,7 +295,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "where-drafting-pays": where_drafting_pays,
     "verify-float32": verify_float32,
     "verify-rounded": verify_rounded,
-    **{f"verify-{name}": partial(verify_methods, name) for name in ROUNDED},
+    "verify-bfloat16": partial(verify_methods, "bfloat16"),
 }
 
 
