@@ -135,13 +135,13 @@ def test_measured_numbers_of_pages_are_those_of_the_committed_results():
 
 def test_table_of_many_methods_sums_up_those_with_few_tokens_or_few_flips(monkeypatch: pytest.MonkeyPatch):
     counts = {"plain": (900, 9), "brief": (100, 90), **{f"m{flips}": (16_000, flips) for flips in range(16)}}
-    keys = ("greedy_tokens", "greedy_flips", "greedy_flips_a_thousand")
-    found = {
-        name: dict(zip(keys, (tokens, flips, flips / tokens), strict=True)) for name, (tokens, flips) in counts.items()
-    }
-    monkeypatch.setattr(tables, "result", lambda name: {"methods": found})
+    keys = ("greedy_tokens", "greedy_flips")
+    found = {name: dict(zip(keys, each, strict=True)) for name, each in counts.items()}
+    again = {"plain": found["brief"], "m15": found["m3"]}  # of another seed
+    monkeypatch.setattr(tables, "runs_in", lambda dtype: {"a": {"methods": found}, "b": {"methods": again}})
     rows = tables.verify_methods("int8").splitlines()[2:]
-    assert [row.split(" | ")[0] for row in rows[:3]] == ["| `plain` against itself", "| `m15`", "| `m14`"]
+    assert rows[:2] == ["| `plain` against itself | 1,000 | 99 | 99.00 |", "| `m14` | 16,000 | 14 | 0.88 |"]
+    assert "| `m15` | 32,000 | 18 | 0.56 |" in rows
     assert rows[-1] == f"| all 5 others | {4 * 16_000 + 100:,} | {0 + 1 + 2 + 3 + 90} | 1.50 |"
 
 
