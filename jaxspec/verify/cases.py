@@ -122,7 +122,7 @@ class Result:
     def from_json(cls, line: dict[str, Any]) -> "Result":
         """The result in a line of the log."""
         pairs = tuple((prompt, position) for prompt, position in line["impossible"])
-        tuples = {name: tuple(line[name]) for name in ("divergences", "reread", "tenths")}
+        tuples = {name: tuple(line[name]) for name in ("divergences", "reread", "tenths") if name in line}
         return cls(**{**line, "case": Case(**line["case"]), "impossible": pairs, **tuples})
 
 
