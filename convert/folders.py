@@ -1,15 +1,22 @@
 """Source folders: local or fetched from the hub, their JSON files, and what a folder holds in place of a model."""
 
 import contextlib
+import functools
 import re
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES
 from jaxspec.host.buckets import check_local, to_path
+from jaxspec.host.terminal import say
 
+T = TypeVar("T")
+PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub
+BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
@@ -46,24 +53,43 @@ def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHT
             raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
         return Path(source)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     folder = Path()
     for pattern in weights or ("",):
-        try:
-            patterns = [*_CONFIGS, *([pattern, f"{pattern}{INDEX}"] if pattern else [])]
-            folder = Path(snapshot_download(source, revision=revision, allow_patterns=patterns))
-        except LocalEntryNotFoundError as error:
-            raise CheckpointError(
-                f"{source} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check "
-                "the path, or the network and HF_HUB_OFFLINE"
-            ) from error
-        except (HfHubHTTPError, HFValidationError, OSError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise CheckpointError(f"{source} cannot be fetched from the hub: {reason}") from error
+        patterns = [*_CONFIGS, *([pattern, f"{pattern}{INDEX}"] if pattern else [])]
+        download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=patterns)
+        folder = Path(ask_hub(source, download))
         if pattern and any(folder.glob(pattern)):
             break
     return folder
+
+
+def ask_hub(name: str, work: Callable[[], T]) -> T:
+    """The result of `work`, which looks at ORG/NAME on the hub; repeated after pauses while the hub is busy.
+
+    Raises CheckpointError if there is no such model or revision, no access, or no network.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    for pause in (*PAUSES, None):
+        try:
+            return work()
+        except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
+            raise CheckpointError(
+                f"{name} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check "
+                "the path, or the network and HF_HUB_OFFLINE"
+            ) from error
+        except Exception as error:
+            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            broken = type(error).__module__.startswith("httpx")  # the library's own errors of a connection
+            if not broken and not isinstance(error, HfHubHTTPError | HFValidationError | OSError):
+                raise
+            if pause is None or not (broken or status in BUSY):
+                reason = " ".join(str(error).split())[:200]
+                raise CheckpointError(f"{name} cannot be fetched from the hub: {reason}") from error
+            say(f"the hub {f'answers {status}' if status else 'does not answer'}; trying again in {pause} s")
+            time.sleep(pause)
+    raise AssertionError("the last pause is None")
 
 
 def is_hub_id(source: str) -> bool:

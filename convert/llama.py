@@ -51,9 +51,7 @@ def convert(
     check_quantization(quantize)
     planned, tensors = plan(source, dtype)
     config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-    for file in tokenizer.files(tokenizer_from or source):
-        folders.check_present(file)
-    tokenizer.check_readable(tokenizer_from or source)
+    check_tokenizer(tokenizer_from or source)
     from_meta = planned.source_format == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
@@ -62,25 +60,42 @@ def convert(
         transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)
-    kinds = ", ".join(filter(None, (config.dtype, quantize)))
-    say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
+    say_written(out, config)
     return config
 
 
-def plan(source: Path, dtype: str | None = None) -> Conversion:
+def check_tokenizer(folder: Path) -> None:
+    """Raises CheckpointError if the tokenizer files in a folder are not whole, or not readable."""
+    for file in tokenizer.files(folder):
+        folders.check_present(file)
+    tokenizer.check_readable(folder)
+
+
+def say_written(out: Path, config: CheckpointConfig) -> None:
+    """The remark at the end of a conversion."""
+    kinds = ", ".join(filter(None, (config.dtype, config.quantize)))
+    say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
+
+
+def plan(source: Path, dtype: str | None = None, weights: Source | None = None) -> Conversion:
     """The checkpoint's config, and the source tensor of each of its parameters, from configs and headers alone.
 
-    With the `dtype` that parameters will have, float64 is read too. Raises CheckpointError where files are invalid.
+    Args:
+        dtype: that parameters will have; with it, float64 is read too.
+        weights: the tensors of a Hugging Face folder `source` whose files of weights are elsewhere.
+
+    Raises:
+        CheckpointError: files are invalid.
     """
-    if (file := gguf.find(source)) is not None:
+    if weights is None and (file := gguf.find(source)) is not None:
         opened = gguf.open_gguf(file)
         model, family, tensors = gguf.to_llama(opened)
         tokens, form = gguf_tokenizer.special_tokens(opened.metadata, file.name), "gguf"
-    elif meta.is_meta(source):
+    elif weights is None and meta.is_meta(source):
         family, model, tensors = meta.open_meta(source)
         tokens, form = meta.special_tokens(family, model), "meta"
     else:
-        model, family, tokens, tensors = _huggingface(source)
+        model, family, tokens, tensors = _huggingface(source, weights)
         form = "huggingface"
     readers.check_dtypes(tensors, () if dtype is None else ("float64",))
     matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
@@ -90,7 +105,7 @@ def plan(source: Path, dtype: str | None = None) -> Conversion:
     return Conversion(CheckpointConfig(family, model, stored, stored, form, **tokens), matched)
 
 
-def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source]:
+def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str, dict[str, Any], Source]:
     raw = read_config(source)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else {}
@@ -100,7 +115,7 @@ def _huggingface(source: Path) -> tuple[LlamaConfig, str, dict[str, Any], Source
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
     tokens = hf_config.special_tokens(raw, generation, model.vocab_size)
-    return model, family, tokens, _unprefixed(open_directory(source), source)
+    return model, family, tokens, _unprefixed(open_directory(source) if weights is None else weights, source)
 
 
 def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:

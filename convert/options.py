@@ -15,6 +15,9 @@ class Llama:
     converted too. Tensors are streamed, so memory use stays near the size of one shard. OUT appears only after
     everything has been checked and written.
 
+    From a hub id into a bucket at most two files of weights are on this disk, and the same command resumes after a
+    kill. Several hosts then convert their own files, and need not start together.
+
     For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
 
     Or: jaxspec-convert llama Llama-3.2-1B-Instruct-Q4_K_M.gguf llama3 --dtype bfloat16

@@ -22,7 +22,7 @@ from jaxspec.convert.folders import INDEX, MODEL_FILES, check_present, instead, 
 from jaxspec.convert.names import IGNORED
 from jaxspec.host.terminal import say
 
-_SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Keys under which training code keeps a model's state dict, beside its optimizer's and the like.
 _NESTED = ("state_dict", "model_state_dict", "model", "module")
 
@@ -102,7 +102,7 @@ def open_safetensors(path: Path) -> Source:
             raise CheckpointError(f"tensor {name} in {path} cannot be read: {error}; download it again") from error
 
     def lazy(name: str, header: Any) -> Tensor:
-        dtype = _SAFETENSORS_DTYPES.get(str(header.get_dtype()), str(header.get_dtype()))
+        dtype = SAFETENSORS_DTYPES.get(str(header.get_dtype()), str(header.get_dtype()))
         return Tensor(name, tuple(header.get_shape()), dtype, path.name, functools.partial(read, name))
 
     check_present(path)

@@ -75,19 +75,24 @@ def write_params(
 
         def counted() -> Iterator[tuple[str, Any]]:
             # Stops before the disk is full, because Orbax's threads would end in tracebacks.
-            for name, array in _stream(tensors, dtype, quantize):
+            for name, array in stream(tensors, dtype, quantize):
                 interrupts.release()
                 check_room(out, size - shown.done)
                 shown.advance(array.nbytes)
-                yield name, array
+                yield name, processes.split_over_hosts(array)
                 del array
 
-        parameters.write_params(folder / "params", counted(), max(size // _GROUPS, _SMALLEST_GROUP))
+        parameters.write_params(folder / "params", counted(), group_bytes(size))
     checksums.write(folder)
 
 
-def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, Any]]:
-    """Yields jaxspec's names and arrays, with one tensor in memory at a time; of several hosts each keeps its part."""
+def group_bytes(total: int) -> int:
+    """Bytes that are written at once, of parameters with `total` bytes."""
+    return max(total // _GROUPS, _SMALLEST_GROUP)
+
+
+def stream(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str | None) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields jaxspec's names and arrays, cast and quantised if wanted, with one tensor in memory at a time."""
     for ours, tensor in tensors.items():
         # Quantisation starts from the source's dtype.
         kept = dtype is None or (quantize is not None and kind_of(ours, quantize) is not None)
@@ -99,7 +104,7 @@ def _stream(tensors: dict[str, Tensor], dtype: str | None, quantize: str | None)
         packed = pack(ours, array, quantize)
         del array  # frees its memory before the next one is read
         for name in list(packed):
-            yield name, processes.split_over_hosts(np.asarray(packed.pop(name)))
+            yield name, np.asarray(packed.pop(name))
 
 
 def _check_finite(array: np.ndarray, tensor: Tensor) -> None:

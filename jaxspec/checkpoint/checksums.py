@@ -6,7 +6,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,12 @@ def write(folder: Path) -> None:
     """Writes the checksums of FOLDER/params, once all processes have written their parts; all of them call this."""
     processes.wait()
     if processes.is_first():
-        found = _digests(folder, _files(folder))
-        write_whole(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in found.items()))
+        write_digests(folder, digests(folder, _files(folder)))
+
+
+def write_digests(folder: Path, found: Mapping[str, str]) -> None:
+    """Writes the checksums of FOLDER/params, from the digest of each file by its name in FOLDER."""
+    write_whole(folder / NAME, "".join(f"{digest}  {name}\n" for name, digest in sorted(found.items())))
 
 
 def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
@@ -57,7 +61,7 @@ def _verify_one(folder: Path, done: Callable[[int], None]) -> int:
     if wrong := sorted(expected.keys() ^ {*there}):
         problem = "is missing" if wrong[0] in expected else f"is not among those of {NAME}"
         raise CheckpointError(f"{folder / wrong[0]} {problem}; convert or copy {folder} again")
-    for name, digest in _digests(folder, there, done).items():
+    for name, digest in digests(folder, there, done).items():
         if digest != expected[name]:
             raise CheckpointError(
                 f"{folder / name} is damaged: its SHA-256 is not the one in {NAME}; convert or copy {folder} again"
@@ -86,8 +90,8 @@ def _files(folder: Path) -> list[str]:
     return [file.relative_to(folder).as_posix() for file in files_under(folder / "params")]
 
 
-def _digests(folder: Path, names: Iterable[str], done: Callable[[int], None] = _NOTHING) -> dict[str, str]:
-    """Digest by name, several files at once."""
+def digests(folder: Path, names: Iterable[str], done: Callable[[int], None] = _NOTHING) -> dict[str, str]:
+    """Digest by name in the folder, several files at once; `done` gets the bytes of each."""
 
     def digest(name: str) -> tuple[str, str]:
         try:

@@ -136,29 +136,43 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
     In a bucket each group becomes an Orbax checkpoint in `path`, and PARTS, which names them, appears last.
     """
     folder = to_path(path).absolute()
-    # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
-    context = ocp.Context()
-    context.memory.deepcopy_host_arrays = False
-    context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
-    with context:
-        if in_bucket(folder):
-            _write_parts(folder, _groups(params, group_bytes))
-            return
+    if in_bucket(folder):
+        parts = write_parts(folder, params, group_bytes, "")
+        if processes.is_first():
+            write_index(folder, parts)
+        return
+    with _writing():
         for group in _groups(params, group_bytes):
             ocp.partial.save(str(folder), unflatten_mapping(group, sep="."))
             group.clear()
         ocp.partial.finalize(str(folder))
 
 
-def _write_parts(folder: Path, groups: Iterable[dict[str, Any]]) -> None:
-    """Writes a checkpoint for each group, since Orbax joins them by renaming folders, which buckets cannot do."""
+def _writing() -> ocp.Context:
+    context = ocp.Context()
+    # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
+    context.memory.deepcopy_host_arrays = False
+    context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
+    return context
+
+
+def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: int, prefix: str) -> dict[str, list[str]]:
+    """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each.
+
+    Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
+    """
     parts = dict[str, list[str]]()
-    for group in groups:
-        parts[part := f"{len(parts):05}"] = [*group]
-        ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
-        group.clear()
-    if processes.is_first():
-        (folder / PARTS).write_text(json.dumps(parts), encoding="utf-8")  # last, for it marks them as complete
+    with _writing():
+        for group in _groups(params, group_bytes):
+            parts[part := f"{prefix}{len(parts):05}"] = [*group]
+            ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
+            group.clear()
+    return parts
+
+
+def write_index(folder: Path, parts: Mapping[str, Sequence[str]]) -> None:
+    """Names the parts of the parameters in a bucket; written last, for it marks them as complete."""
+    (folder / PARTS).write_text(json.dumps(parts), encoding="utf-8")
 
 
 def _parts(path: Path | str) -> dict[str, list[str] | None]:

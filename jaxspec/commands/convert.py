@@ -5,6 +5,7 @@ from pathlib import Path
 from jaxspec.checkpoint.builtin import from_hub, is_hub_id, locate
 from jaxspec.commands.console import carry_out, run
 from jaxspec.convert.options import Export, Head, Inspect, Llama, Tokenizer
+from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
 
 COMMANDS = {
@@ -17,13 +18,19 @@ COMMANDS = {
 
 
 def convert_llama(settings: Llama) -> None:
+    from jaxspec.commands import hub_stream
     from jaxspec.convert import folders, llama, tokenizer
 
-    settings.hosts.join()
+    streamed = in_bucket(settings.out) and folders.is_hub_id(settings.src)
+    if not streamed:
+        settings.hosts.join()
     if settings.tokenizer is not None:
         tokenizer.check_tokenizer(settings.tokenizer)
-    source = folders.locate(settings.src, settings.revision)
-    llama.convert(source, settings.out, settings.dtype, settings.tokenizer, settings.quantize)
+    how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)
+    if streamed:
+        hub_stream.convert(settings.src, settings.revision, *how, settings.hosts.place())
+    else:
+        llama.convert(folders.locate(settings.src, settings.revision), *how)
 
 
 def convert_head(settings: Head) -> None:

@@ -115,6 +115,28 @@ def _staged_in_bucket(out: Path) -> Iterator[None]:
     mark.unlink()
 
 
+def resume_in_bucket(out: Path, about: str) -> None:
+    """Marks `out` as not complete for work that resumes, or finds that it was begun with the same `about`.
+
+    Several processes may call this at once. config.json must be written last, and `end_in_bucket` be called then.
+
+    Raises:
+        ValueError: `out` is complete, or was begun by another command.
+    """
+    mark = out / UNFINISHED
+    if (out / "config.json").exists() or (out.exists() and not mark.exists()):
+        raise ValueError(f"{out} exists already; name another output or remove it first")
+    if not mark.exists():
+        mark.write_text(about)
+    elif mark.read_text() != about:
+        raise ValueError(f"{out} is what another command has left unfinished; run that again, or remove it first")
+
+
+def end_in_bucket(out: Path) -> None:
+    """Marks `out` as complete."""
+    (out / UNFINISHED).unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     """`staged` for several processes that write into one folder, which the first makes and renames."""

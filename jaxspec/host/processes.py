@@ -43,16 +43,11 @@ def join(
         raise ValueError(
             "this command runs in one process, on as many devices as that has, and cannot be spread over several hosts"
         )
+    _check(coordinator, processes, process_id)
     if coordinator in (None, AUTO):
-        if processes is not None or process_id is not None:
-            raise ValueError("--processes and --process-id need --coordinator HOST:PORT")
         if coordinator is None and not neighbours(os.environ):
             return
         coordinator = None  # JAX reads all three from the environment
-    elif processes is None or process_id is None:
-        raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
-    elif not 0 <= process_id < processes:
-        raise ValueError(f"--process-id must be from 0 to {processes - 1}, not {process_id}")
     if not jax.distributed.is_initialized():
         jax.config.update("jax_enable_preemption_service", False)  # which would swallow SIGTERM
         jax.distributed.initialize(
@@ -64,6 +59,32 @@ def join(
         )
         if jax.process_count() > 1:
             shared_exit.begin(distributed.global_state.client, jax.process_index(), jax.process_count())
+
+
+def _check(coordinator: str | None, processes: int | None, process_id: int | None) -> None:
+    """Raises ValueError for options that do not fit one another."""
+    if coordinator in (None, AUTO):
+        if processes is not None or process_id is not None:
+            raise ValueError("--processes and --process-id need --coordinator HOST:PORT")
+    elif processes is None or process_id is None:
+        raise ValueError(f"--coordinator {coordinator} needs --processes N and --process-id I, or write auto instead")
+    elif not 0 <= process_id < processes:
+        raise ValueError(f"--process-id must be from 0 to {processes - 1}, not {process_id}")
+
+
+def place(
+    coordinator: str | None, processes: int | None, process_id: int | None, environment: Mapping[str, str]
+) -> tuple[int, int]:
+    """The number of this process, from 0, and that of all, for work in which they need not meet; see `join`."""
+    _check(coordinator, processes, process_id)
+    if processes is not None and process_id is not None:
+        return process_id, processes
+    if (found := neighbours(environment)) is None:
+        return 0, 1
+    return int(environment[_NUMBER[found[0]]]), found[1]
+
+
+_NUMBER = {"SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID"}  # of this process
 
 
 def neighbours(environment: Mapping[str, str]) -> tuple[str, int] | None:

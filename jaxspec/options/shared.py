@@ -106,6 +106,12 @@ class Hosts:
         if not processes.is_first():
             sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
 
+    def place(self) -> tuple[int, int]:
+        """The number of this process, from 0, and that of all, without connecting to them. Raises as `join`."""
+        from jaxspec.host import processes
+
+        return processes.place(self.coordinator, self.processes, self.process_id, os.environ)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:

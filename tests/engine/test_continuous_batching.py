@@ -253,6 +253,7 @@ def test_a_row_is_handed_on_without_a_copy_of_the_cache(model, engine):
         assert re.findall(rf"= f32\[{shape}\]\S* (?:copy|gather|transpose|scatter)\(.*", text) == []
 
 
+@pytest.mark.soak
 def test_on_meshes():
     """Rows along `data`: each part of the batch has its own prompt ready, and all texts are as on one device."""
     found = json.loads(several_devices.output("-m", "tests.engine.continuous_batching_on_meshes"))

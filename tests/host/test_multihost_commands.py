@@ -32,6 +32,7 @@ def weights(head: Path) -> dict[str, np.ndarray]:
     return read_arrays(head / "params", read_shapes(head / "params").keys())
 
 
+@pytest.mark.soak
 def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(target: Path):
     folder = target.parent
     export(target, folder / "hf")

@@ -1,0 +1,116 @@
+"""A model of the hub into a bucket: file by file, resumed where it was killed, and the same as from a folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxspec
+from jaxspec.checkpoint import checksums, parameters
+from jaxspec.commands import hub_stream
+from jaxspec.convert import folders, llama
+from jaxspec.host.buckets import to_path
+from tests import hf_models, hub
+from tests.bucket import NAME, Bucket
+from tests.convert.commands import run
+from tests.host import multihost
+
+OUT = f"gs://{NAME}/ckpt"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of Hugging Face in several files."""
+    path = tmp_path_factory.mktemp("hub") / "model"
+    hf_models.make("llama", path, num_hidden_layers=2, shard_size="25KB")
+    assert len([*path.glob("model-*.safetensors")]) > 3
+    return path
+
+
+@pytest.fixture
+def there(folder: Path, in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
+    """A hub with that model as org/model."""
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(folders, "PAUSES", (0, 0))
+    with hub.running({"org/model": folder}, tmp_path / "hub") as found:
+        yield found
+
+
+def same_as_from(folder: Path, tmp_path: Path) -> None:
+    """Checks the checkpoint in the bucket."""
+    llama.convert(folder, tmp_path / "ckpt")
+    both = [parameters.module_to_dict(jaxspec.load(path).target) for path in (OUT, tmp_path / "ckpt")]
+    jax.tree.map(np.testing.assert_array_equal, *both)
+    assert checksums.verify(to_path(OUT)) > 10
+
+
+def test_killed_and_resumed(there: hub.Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    there.faults = {"model-00002": [429, 503]}
+    write, calls = parameters.write_parts, list[str]()
+
+    def dies(*args: object) -> dict[str, list[str]]:
+        calls.append("")
+        if len(calls) == 3:
+            (to_path(OUT) / "params" / "00002-00000" / "half").write_text("")
+            raise OSError("the link broke")
+        return write(*args)  # pyright: ignore[reportArgumentType]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parameters, "write_parts", dies)
+        result = run("llama", "org/model", OUT)
+    assert result.code == 1 and "the link broke" in result.last, result.err
+    assert "the hub answers 429; trying again in 0 s" in result.err
+    other = run("llama", "org/model", OUT, "--dtype", "bfloat16")
+    assert other.last == f"error: {OUT} is what another command has left unfinished; run that again, or remove it first"
+    there.requests.clear()
+    result = run("llama", "org/model", OUT)
+    assert result.code == 0 and "of weights on this disk" in result.err, result.err
+    weights = [name for name in there.requests if name.endswith("safetensors")]
+    files = sorted(file.name for file in folder.glob("*.safetensors"))
+    assert [weights.count(name) for name in files] == [1, 1, *[2] * (len(files) - 2)]  # a header, and perhaps the file
+    assert not [*(tmp_path / "cache").rglob("*.safetensors")] and not [*(tmp_path / "hub").rglob("*.safetensors")]
+    same_as_from(folder, tmp_path)
+    assert run("llama", "org/model", OUT).last == f"error: {OUT} exists already; name another output or remove it first"
+
+
+@pytest.mark.soak
+def test_on_two_hosts(there: hub.Hub, in_bucket: Bucket, folder: Path, tmp_path: Path):
+    around = {**in_bucket.environment, **there.environment(tmp_path / "hub"), "JAXSPEC_CACHE": str(tmp_path / "cache")}
+    command = ("jaxspec-convert", "llama", "org/model", OUT)
+    multihost.all_ended(multihost.start([command], processes=2, devices=1, **around))
+    files = [file.name for file in folder.glob("*.safetensors")]
+    weights = [name for name in there.requests if name in files]
+    assert len(weights) == 3 * len(files)  # two headers, and the file once
+    same_as_from(folder, tmp_path)
+
+
+def test_a_damaged_file(there: hub.Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(hub, "promised", lambda file: "0" * 64)
+    result = run("llama", "org/model", OUT)
+    assert result.code == 2 and "arrived damaged: its SHA-256 is not the one that the hub gives" in result.last
+
+
+def test_two_files_at_most(there: hub.Hub, folder: Path):
+    found = hub_stream.look("org/model", None)
+    shards = hub_stream.Shards("org/model", *found, 0)
+    for name in found[1]:
+        shards.path(name)
+        shards.begin([*found[1]][-1])
+        assert len([*shards.folder.glob("*.safetensors")]) <= 2
+    assert shards.most <= 2 * max(shard.size for shard in found[1].values())
+    shards.close()
+    assert not shards.folder.exists()
+
+
+def test_a_hub_that_stays_busy(there: hub.Hub, in_bucket: Bucket):
+    there.faults = {"model-00002": [429] * 9}
+    result = run("llama", "org/model", OUT)
+    assert result.code == 2 and "org/model cannot be fetched from the hub: 429 Too Many Requests" in result.last
+    assert in_bucket.names() == []
+
+
+def test_no_such_model(there: hub.Hub):
+    result = run("llama", "org/other", OUT)
+    assert result.code == 2 and "org/other cannot be fetched from the hub: " in result.last
