@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "benchmarks/README.md", "docs/methods.md", "docs/verify.md")
+PAGES = ("README.md", "benchmarks/README.md", "docs/methods.md", "docs/verify.md", "jaxspec/builtin/README.md")
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
 METHOD = (
@@ -150,6 +150,47 @@ def builtin_h100() -> str:
         for name, each in [("plain", run["methods"]["plain"]), *methods(run)]
     )
     return markdown(["method", "tokens/s", "speedup, 95 %", "tau, 95 %", "nodes"], rows)
+
+
+def beside_others() -> str:
+    """jaxspec, transformers and llama.cpp on one model."""
+    run = result("beside_others")
+    plain = run["runs"]["jaxspec plain float32"]["ms_per_token"]
+    rows = (
+        [
+            *(name, f"{each['ms_per_token']:.1f}", f"{plain / each['ms_per_token']:.2f}"),
+            f"{run['settings']['limit'] - len(each['divergences'])} of {run['settings']['limit']}",
+        ]
+        for name, each in run["runs"].items()
+    )
+    header = ["", "ms a token", "× jaxspec's plain decoding", "texts as transformers'"]
+    versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("torch", "transformers", "llama_cpp"))
+    return f"{run['device']}, {run['date']}; {versions}.\n\n{markdown(header, rows)}"
+
+
+HEADS = {
+    "dflash": "DFlash",
+    "markov": "DFlash with a Markov term",
+    "causal": "JetSpec: causal blocks, forward KL",
+    "dspark": "DSpark: rows draft the next position, Markov term, confidence head",
+}
+DRAFTS = {
+    "chain,length=5": "chain of 5",
+    "eagle2,total=8,depth=5,width=4": "tree of 8 nodes",
+    "eagle2,total=32,depth=5,width=8": "tree of 32 nodes",
+}
+
+
+def block_heads() -> str:
+    """Tau of block heads that were trained alike, over three seeds."""
+    run = result("block_heads")["methods"]
+
+    def cell(head: str, builder: str) -> str:
+        found = [run[f"dflash@{head}-{seed}+{builder}"]["tau"] for seed in range(3)]
+        return f"{sum(found) / 3:.2f} [{min(found):.2f}, {max(found):.2f}]"
+
+    rows = ([label, *(cell(head, builder) for builder in DRAFTS)] for head, label in HEADS.items())
+    return markdown(["head", *DRAFTS.values()], rows)
 
 
 PAYS = (("of_plain_bound", 0.97), ("of_best_bound", 0.93))
@@ -292,6 +333,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "builtin-methods": builtin_methods,
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,
+    "beside-others": beside_others,
+    "block-heads": block_heads,
     "where-drafting-pays": where_drafting_pays,
     "verify-float32": verify_float32,
     "verify-rounded": verify_rounded,

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import resource
 import shutil
 from collections import OrderedDict
@@ -20,7 +21,7 @@ from typing import Any
 from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, parameters
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import folders, llama, readers, tokenizer, transfer
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import atomic, buckets
@@ -31,6 +32,7 @@ from jaxspec.model.quantization import check as check_quantization
 
 AT_ONCE = 2  # files of weights on the disk: one that is converted, and the next
 RECORDS = ".shards"
+_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,16 +135,28 @@ def convert(
         _write_params(shards, files, dtype, quantize, out, place)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     say(f"at most {filesize.decimal(shards.most)} of weights on this disk, and {filesize.decimal(memory)} of memory")
-    if missing := sum(not file.record.exists() for file in files):
+    missing = sum(not file.record.exists() for file in files)
+    complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
+    if missing and not complete:
         say(f"{missing} of {len(files)} files are still to be converted by other hosts, the last of which ends {out}")
         return
-    with contextlib.suppress(FileNotFoundError):  # records, which another host that ended at the same time has removed
-        _join(out, [json.loads(file.record.read_text()) for file in files])
-        kind = tokenizer.bring(tokenizer_from or source, out)
-        config_json.write_config(out, dataclasses.replace(config, tokenizer_class=kind))
-        buckets.remove(out / RECORDS)
-    atomic.end_in_bucket(out)
+    if not missing:
+        _complete(out, [file.record for file in files], config, tokenizer_from or source)
     llama.say_written(out, config)
+
+
+def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: Path) -> None:
+    """Makes the parts of all files the checkpoint's parameters, and writes the rest of it. Hosts may do so at once."""
+    try:
+        found = [json.loads(record.read_text()) for record in records]
+    except FileNotFoundError:  # another host has completed it
+        return
+    parameters.write_index(out / "params", {part: names for each in found for part, names in each["parts"].items()})
+    digests = checksums.digests(out, [f"params/{parameters.PARTS}"])
+    checksums.write_digests(out, digests | {name: sha for each in found for name, sha in each["sha256"].items()})
+    config_json.write_config(out, dataclasses.replace(config, tokenizer_class=tokenizer.bring(tokens, out)))
+    buckets.remove(out / RECORDS)
+    atomic.end_in_bucket(out)
 
 
 def look(name: str, revision: str | None) -> tuple[str, dict[str, Shard]]:
@@ -151,7 +165,7 @@ def look(name: str, revision: str | None) -> tuple[str, dict[str, Shard]]:
 
     info = folders.ask_hub(name, lambda: HfApi().model_info(name, revision=revision, files_metadata=True))
     files = {file.rfilename: file for file in info.siblings or ()}
-    names = [name for name in files if Path(name).match("model*.safetensors") and "/" not in name]
+    names = [name for name in files if _WEIGHTS.fullmatch(name)]
     if not names or info.sha is None:
         raise CheckpointError(
             f"{name} has no model.safetensors and no shards of one, and only these are converted straight into a "
@@ -237,10 +251,3 @@ def _write_one(out: Path, record: Path, params: Iterator[tuple[str, Any]], group
         file.relative_to(out).as_posix() for part in parts for file in buckets.files_under(out / "params" / part)
     ]
     record.write_text(json.dumps({"parts": parts, "sha256": checksums.digests(out, written)}))
-
-
-def _join(out: Path, records: list[dict[str, Any]]) -> None:
-    """Makes the parts of all files the checkpoint's parameters, and writes their checksums."""
-    parameters.write_index(out / "params", {part: names for each in records for part, names in each["parts"].items()})
-    digests = checksums.digests(out, [f"params/{parameters.PARTS}"])
-    checksums.write_digests(out, digests | {name: sha for each in records for name, sha in each["sha256"].items()})

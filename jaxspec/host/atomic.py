@@ -121,15 +121,15 @@ def resume_in_bucket(out: Path, about: str) -> None:
     Several processes may call this at once. config.json must be written last, and `end_in_bucket` be called then.
 
     Raises:
-        ValueError: `out` is complete, or was begun by another command.
+        ValueError: `out` is complete, or was begun with another `about`.
     """
     mark = out / UNFINISHED
     if (out / "config.json").exists() or (out.exists() and not mark.exists()):
         raise ValueError(f"{out} exists already; name another output or remove it first")
     if not mark.exists():
         mark.write_text(about)
-    elif mark.read_text() != about:
-        raise ValueError(f"{out} is what another command has left unfinished; run that again, or remove it first")
+    elif (begun := mark.read_text()) != about:
+        raise ValueError(f"{out} is unfinished and was begun with {begun}, not with {about}; remove it first")
 
 
 def end_in_bucket(out: Path) -> None:

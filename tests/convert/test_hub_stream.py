@@ -63,7 +63,7 @@ def test_killed_and_resumed(there: hub.Hub, folder: Path, tmp_path: Path, monkey
     assert result.code == 1 and "the link broke" in result.last, result.err
     assert "the hub answers 429; trying again in 0 s" in result.err
     other = run("llama", "org/model", OUT, "--dtype", "bfloat16")
-    assert other.last == f"error: {OUT} is what another command has left unfinished; run that again, or remove it first"
+    assert f'error: {OUT} is unfinished and was begun with {{"source": "org/model", ' in other.last
     there.requests.clear()
     result = run("llama", "org/model", OUT)
     assert result.code == 0 and "of weights on this disk" in result.err, result.err

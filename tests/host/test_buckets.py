@@ -24,6 +24,8 @@ from jaxspec.host.atomic import UNFINISHED, check_folder, check_new, staged, wri
 from jaxspec.host.buckets import BucketPath, files_under, to_path, with_buckets
 from jaxspec.host.json_lines import LineLog
 from jaxspec.options.by_command import Eval, Report
+from jaxspec.train.data import sources
+from jaxspec.train.options import Data
 from jaxspec.train.run.folder import open_run
 from tests.bucket import NAME, Bucket, Fault
 from tests.evaluate import tiny
@@ -249,6 +251,16 @@ def test_a_killed_evaluation_goes_on(questions: Path, root: Path, tmp_path: Path
     assert out.read_bytes() == (tmp_path / "out.jsonl").read_bytes()
     found = json.loads(out.with_suffix(".json").read_text())
     assert found["answers"] == 5 and found["settings"]["target"] == f"{ROOT}/ckpt"
+
+
+def test_training_text(root: Path, tmp_path: Path):
+    for folder in (tmp_path / "data", root / "data"):
+        for name, text in (("b/c.py", "x = 1"), ("a.jsonl", '{"text": "hello"}'), (".hidden/d.py", "y"), ("e.txt", "")):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
+    for name in ("", "a.jsonl", "b/c.py"):
+        ours, theirs = (sources.read(Data(data=folder / "data" / name)) for folder in (root, tmp_path))
+        assert ours == theirs and len(ours) == (1 if name else 2)
 
 
 def test_the_folder_of_a_run(root: Path):

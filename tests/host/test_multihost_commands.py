@@ -11,7 +11,7 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.llama import export
-from jaxspec.host.processes import broadcast_from_first, check_alone, join, largest
+from jaxspec.host.processes import broadcast_from_first, check_alone, join, largest, place
 from jaxspec.options.shared import Devices
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
@@ -102,6 +102,16 @@ def test_a_command_without_a_mesh_beside_others_is_refused_with_the_line_to_type
             check_alone({variable: value}, command)
         assert "run on all of them: jaxspec generate --prompt 'two words' --mesh model=N" in str(refused.value)
         assert f"env -u {variable} jaxspec generate --prompt 'two words'" in str(refused.value)
+
+
+def test_the_place_of_a_process():
+    nowhere = (None, None, None)
+    assert place("host:1", 4, 3, {}) == (3, 4)
+    assert place(*nowhere, {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}) == (0, 1)
+    assert place(*nowhere, {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}) == (1, 2)
+    assert place("auto", None, None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}) == (2, 4)
+    with pytest.raises(ValueError, match="needs --processes N"):
+        place("host:1", None, 0, {})
 
 
 def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):

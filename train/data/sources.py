@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxspec.engine.chat_format import ChatFormat
-from jaxspec.host.buckets import check_local
 from jaxspec.train.data import records
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, is_held_out, standard_library
@@ -35,7 +34,6 @@ def read(settings: Data) -> Texts:
     """The documents and conversations of a file or folder, or of the standard library; raises as `records.read`."""
     if str(settings.data) == STDLIB:
         return standard_library()
-    check_local(settings.data, "--data")
     return records.read(settings.data, settings.strict)
 
 

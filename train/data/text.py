@@ -9,12 +9,15 @@ import dataclasses
 import sysconfig
 import zlib
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import chex
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
+
+from jaxspec.host.buckets import files_under
 
 HELD_OUT = 40  # one name in this many is held out
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
@@ -90,11 +93,11 @@ def standard_library() -> list[Document]:
 
 def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool]) -> list[Document]:
     """The non-empty UTF-8 files that match the pattern, and whose path inside the folder is `wanted`."""
-    found = []
-    for path in folder.rglob(pattern):
-        inside = path.relative_to(folder)
-        if wanted(inside.parts) and path.is_file() and (text := _text(path)):
-            found.append(Document(inside.as_posix(), text))
+    inside = [(path.relative_to(folder), path) for path in files_under(folder) if path.match(pattern)]
+    chosen = {name.as_posix(): path for name, path in inside if wanted(name.parts)}
+    with ThreadPoolExecutor() as pool:  # a request to a bucket takes as long as reading a file of some MB
+        texts = zip(chosen, pool.map(_text, chosen.values()), strict=True)
+        found = [Document(name, text) for name, text in texts if text]
     return sorted(found, key=lambda document: document.name)
 
 
