@@ -80,7 +80,8 @@ def ask_hub(name: str, work: Callable[[], T]) -> T:
                 "the path, or the network and HF_HUB_OFFLINE"
             ) from error
         except Exception as error:
-            status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
+            response: Any = error.response if isinstance(error, HfHubHTTPError) else None
+            status = None if response is None else response.status_code
             broken = type(error).__module__.startswith("httpx")  # the library's own errors of a connection
             if not broken and not isinstance(error, HfHubHTTPError | HFValidationError | OSError):
                 raise
