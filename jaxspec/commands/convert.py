@@ -22,13 +22,14 @@ def convert_llama(settings: Llama) -> None:
     from jaxspec.convert import folders, llama, tokenizer
 
     streamed = in_bucket(settings.out) and folders.is_hub_id(settings.src)
-    if not streamed:
+    found = hub_stream.look(settings.src, settings.revision) if streamed else None
+    if found is None:
         settings.hosts.join()
     if settings.tokenizer is not None:
         tokenizer.check_tokenizer(settings.tokenizer)
     how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)
-    if streamed:
-        hub_stream.convert(settings.src, settings.revision, *how, settings.hosts.place())
+    if found is not None:
+        hub_stream.convert(settings.src, *found, *how, settings.hosts.place())
     else:
         llama.convert(folders.locate(settings.src, settings.revision), *how)
 

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import resource
-import shutil
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,6 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import folders, llama, readers, tokenizer, transfer
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import atomic, buckets
-from jaxspec.host.environment import cache_folder
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import progress, say
 from jaxspec.model.quantization import check as check_quantization
@@ -49,12 +47,12 @@ class Shards:
 
     Attributes:
         found: the files by name, in the order in which the model has them.
+        folder: where they are, on a disk.
         most: the most bytes that were on the disk at once.
     """
 
-    def __init__(self, repository: str, commit: str, found: Mapping[str, Shard], process: int):
-        self.repository, self.commit, self.found, self.most = repository, commit, found, 0
-        self.folder = cache_folder() / "shards" / f"{repository.replace('/', '--')}.{process}"
+    def __init__(self, repository: str, commit: str, found: Mapping[str, Shard], folder: Path):
+        self.repository, self.commit, self.found, self.folder, self.most = repository, commit, found, folder, 0
         self.held = OrderedDict[str, Future[Path]]()  # the one that was used last is at the end
         self.pool = ThreadPoolExecutor(1)
 
@@ -80,7 +78,6 @@ class Shards:
         from huggingface_hub import hf_hub_download
 
         file = self.folder / shard.name
-        self.folder.mkdir(parents=True, exist_ok=True)
         atomic.check_room(file, shard.size)
         where: Any = {"revision": self.commit, "local_dir": self.folder}
         folders.ask_hub(self.repository, lambda: hf_hub_download(self.repository, shard.name, **where))
@@ -96,36 +93,39 @@ class Shards:
         return file
 
     def close(self) -> None:
-        """Removes all files from the disk."""
+        """Ends the downloads."""
         self.pool.shutdown(cancel_futures=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def convert(
     name: str,
-    revision: str | None,
+    commit: str,
+    found: Mapping[str, Shard],
     out: Path,
     dtype: str | None,
     tokenizer_from: Path | None,
     quantize: str | None,
     place: tuple[int, int] = (0, 1),
 ) -> None:
-    """Converts the model ORG/NAME of the hub, which has safetensors, into the checkpoint `out` in a bucket.
+    """Converts the model ORG/NAME of the hub into the checkpoint `out` in a bucket.
 
     Args:
-        revision: branch, tag or commit; the commit that it has now is converted.
+        commit, found: the version to convert, and its files, as `look` gives them.
         out, dtype, tokenizer_from, quantize: as in `llama.convert`.
         place: the number of this process, from 0, and that of all. Each converts its own files, and the one that
             finds all converted completes the checkpoint.
 
     Raises:
-        ValueError: as in `llama.convert`, or `out` is what another command has left unfinished.
+        ValueError: as in `llama.convert`, or `out` was begun with other arguments.
         CheckpointError: the model is invalid or not supported, or the hub does not give a file.
     """
+    from huggingface_hub import constants
+
     check_quantization(quantize)
-    commit, found = look(name, revision)
     source = folders.locate(name, commit, weights=())
-    with contextlib.closing(Shards(name, commit, found, place[0])) as shards:
+    # Beside the hub's cache, for jaxspec's own may be in a bucket.
+    scratch = atomic.scratch(Path(constants.HF_HUB_CACHE).with_name("jaxspec-shards") / name.replace("/", "--"))
+    with scratch as folder, contextlib.closing(Shards(name, commit, found, folder)) as shards:
         planned, tensors = llama.plan(source, dtype, headers(shards))
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
         llama.check_tokenizer(tokenizer_from or source)
@@ -138,7 +138,7 @@ def convert(
     missing = sum(not file.record.exists() for file in files)
     complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
     if missing and not complete:
-        say(f"{missing} of {len(files)} files are still to be converted by other hosts, the last of which ends {out}")
+        say(f"other hosts have {missing} of {len(files)} files left; the last host to finish completes {out}")
         return
     if not missing:
         _complete(out, [file.record for file in files], config, tokenizer_from or source)
@@ -159,18 +159,15 @@ def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: 
     atomic.end_in_bucket(out)
 
 
-def look(name: str, revision: str | None) -> tuple[str, dict[str, Shard]]:
-    """The commit of a model on the hub, and its safetensors by name. Raises CheckpointError if there are none."""
+def look(name: str, revision: str | None) -> tuple[str, dict[str, Shard]] | None:
+    """The commit of a model on the hub, and its safetensors by name; None if it has none. Raises CheckpointError."""
     from huggingface_hub import HfApi
 
     info = folders.ask_hub(name, lambda: HfApi().model_info(name, revision=revision, files_metadata=True))
     files = {file.rfilename: file for file in info.siblings or ()}
     names = [name for name in files if _WEIGHTS.fullmatch(name)]
     if not names or info.sha is None:
-        raise CheckpointError(
-            f"{name} has no model.safetensors and no shards of one, and only these are converted straight into a "
-            "bucket; convert it into a folder first, and copy that"
-        )
+        return None
     if folders.MODEL_FILES[0] in names:
         names = [folders.MODEL_FILES[0]]  # as in transformers, shards beside it do not count
     shard = lambda file: Shard(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else None)

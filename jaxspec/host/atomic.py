@@ -115,6 +115,20 @@ def _staged_in_bucket(out: Path) -> Iterator[None]:
     mark.unlink()
 
 
+@contextlib.contextmanager
+def scratch(place: Path) -> Iterator[Path]:
+    """A folder beside `place` for files of this process, removed at the end; a killed process's is removed first."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    _remove_left_overs(place)
+    temporary = _temporary(place)
+    _make(temporary)
+    try:
+        with unfinished.listed(temporary):
+            yield temporary
+    finally:
+        unfinished.remove(temporary)
+
+
 def resume_in_bucket(out: Path, about: str) -> None:
     """Marks `out` as not complete for work that resumes, or finds that it was begun with the same `about`.
 

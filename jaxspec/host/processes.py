@@ -81,7 +81,12 @@ def place(
         return process_id, processes
     if (found := neighbours(environment)) is None:
         return 0, 1
-    return int(environment[_NUMBER[found[0]]]), found[1]
+    if not (number := environment.get(_NUMBER[found[0]], "")).isdecimal():
+        raise ValueError(
+            f"{found[0]} stands for {found[1]} processes, and {_NUMBER[found[0]]} does not give the number of this "
+            "one; name it with --coordinator HOST:PORT --processes N --process-id I"
+        )
+    return int(number), found[1]
 
 
 _NUMBER = {"SLURM_STEP_NUM_TASKS": "SLURM_PROCID", "TPU_WORKER_HOSTNAMES": "TPU_WORKER_ID"}  # of this process

@@ -1,11 +1,13 @@
 """A model of the hub into a bucket: file by file, resumed where it was killed, and the same as from a folder."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import torch
 
 import jaxspec
 from jaxspec.checkpoint import checksums, parameters
@@ -14,7 +16,7 @@ from jaxspec.convert import folders, llama
 from jaxspec.host.buckets import to_path
 from tests import hf_models, hub
 from tests.bucket import NAME, Bucket
-from tests.convert.commands import run
+from tests.convert.commands import run, tensors
 from tests.host import multihost
 
 OUT = f"gs://{NAME}/ckpt"
@@ -24,7 +26,7 @@ OUT = f"gs://{NAME}/ckpt"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of Hugging Face in several files."""
     path = tmp_path_factory.mktemp("hub") / "model"
-    hf_models.make("llama", path, num_hidden_layers=2, shard_size="25KB")
+    hf_models.make("llama", path, num_hidden_layers=2, shard_size="30KB")
     assert len([*path.glob("model-*.safetensors")]) > 3
     return path
 
@@ -70,7 +72,7 @@ def test_killed_and_resumed(there: hub.Hub, folder: Path, tmp_path: Path, monkey
     weights = [name for name in there.requests if name.endswith("safetensors")]
     files = sorted(file.name for file in folder.glob("*.safetensors"))
     assert [weights.count(name) for name in files] == [1, 1, *[2] * (len(files) - 2)]  # a header, and perhaps the file
-    assert not [*(tmp_path / "cache").rglob("*.safetensors")] and not [*(tmp_path / "hub").rglob("*.safetensors")]
+    assert not [*tmp_path.rglob("*.safetensors")]
     same_as_from(folder, tmp_path)
     assert run("llama", "org/model", OUT).last == f"error: {OUT} exists already; name another output or remove it first"
 
@@ -92,16 +94,27 @@ def test_a_damaged_file(there: hub.Hub, monkeypatch: pytest.MonkeyPatch):
     assert result.code == 2 and "arrived damaged: its SHA-256 is not the one that the hub gives" in result.last
 
 
-def test_two_files_at_most(there: hub.Hub, folder: Path):
+def test_two_files_at_most(there: hub.Hub, tmp_path: Path):
     found = hub_stream.look("org/model", None)
-    shards = hub_stream.Shards("org/model", *found, 0)
+    assert found is not None
+    shards = hub_stream.Shards("org/model", *found, tmp_path)
     for name in found[1]:
         shards.path(name)
         shards.begin([*found[1]][-1])
-        assert len([*shards.folder.glob("*.safetensors")]) <= 2
+        assert len([*tmp_path.glob("*.safetensors")]) <= 2
     assert shards.most <= 2 * max(shard.size for shard in found[1].values())
     shards.close()
-    assert not shards.folder.exists()
+
+
+def test_a_model_without_safetensors(there: hub.Hub, folder: Path, tmp_path: Path):
+    torch.save({name: torch.from_numpy(each) for name, each in tensors(folder).items()}, tmp_path / "model.bin")
+    there.models["org/old"] = old = tmp_path / "old"
+    old.mkdir()
+    (tmp_path / "model.bin").rename(old / "pytorch_model.bin")
+    shutil.copy(folder / "config.json", old)
+    result = run("llama", "org/old", OUT)
+    assert result.code == 0, result.err
+    same_as_from(folder, tmp_path)
 
 
 def test_a_hub_that_stays_busy(there: hub.Hub, in_bucket: Bucket):

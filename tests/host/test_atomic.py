@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.host.atomic import DiskFullError, staged, write_whole
+from jaxspec.host.atomic import DiskFullError, scratch, staged, write_whole
 
 
 def test_a_folder_appears_when_all_of_it_is_there(tmp_path: Path):
@@ -119,3 +119,13 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path, 
     with pytest.raises(PermissionError) as raised:
         write_whole(tmp_path / "report.html", "<html>")
     assert raised.value.filename == str(tmp_path / "report.html")
+
+
+def test_a_scratch_folder_goes_with_its_process(tmp_path: Path):
+    place = tmp_path / "all" / "model"
+    killed = place.with_name(f".model.{platform.node().replace('.', '-')}.{2**22 + 1}.00000000.part")
+    killed.mkdir(parents=True)
+    with scratch(place) as folder:
+        (folder / "shard").write_text("")
+        assert not killed.exists()
+    assert [*place.parent.iterdir()] == []

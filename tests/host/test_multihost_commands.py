@@ -112,6 +112,8 @@ def test_the_place_of_a_process():
     assert place("auto", None, None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}) == (2, 4)
     with pytest.raises(ValueError, match="needs --processes N"):
         place("host:1", None, 0, {})
+    with pytest.raises(ValueError, match="TPU_WORKER_ID does not give the number of this one"):
+        place(*nowhere, {"TPU_WORKER_HOSTNAMES": "a,b"})
 
 
 def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):
