@@ -4,15 +4,18 @@ import contextlib
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
+
+from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES
-from jaxspec.host.buckets import check_local, to_path
-from jaxspec.host.terminal import say
+from jaxspec.host import atomic, buckets
+from jaxspec.host.buckets import in_bucket, to_path
+from jaxspec.host.terminal import progress, say
 
 T = TypeVar("T")
 PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub
@@ -20,7 +23,8 @@ BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
 _ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
-_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
+HEAD_WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
 MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -41,27 +45,76 @@ _KINDS = (
 )
 
 
-def locate(source: str, revision: str | None, weights: tuple[str, ...] = _WEIGHTS) -> Path:
+def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Path:
     """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights, without code.
 
     Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError if there is no such
     model or revision, no access, or no network and the model is not in the cache.
     """
-    check_local(to_path(source), "SRC")
     if not is_hub_id(source):
-        if revision is not None:
-            raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
-        return Path(source)
+        check_no_revision(source, revision)
+        return to_path(source)
     from huggingface_hub import snapshot_download
 
     folder = Path()
     for pattern in weights or ("",):
-        patterns = [*_CONFIGS, *([pattern, f"{pattern}{INDEX}"] if pattern else [])]
-        download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=patterns)
+        download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=_files(pattern))
         folder = Path(ask_hub(source, download))
         if pattern and any(folder.glob(pattern)):
             break
     return folder
+
+
+def _files(weights: str) -> list[str]:
+    """The patterns of the files to fetch with the weights of a pattern, or without any."""
+    return [*_CONFIGS, *([weights, f"{weights}{INDEX}"] if weights else [])]
+
+
+@contextlib.contextmanager
+def at_hand(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Iterator[Path]:
+    """`locate`, and for a folder or file in a bucket a copy on this disk, which is removed at the end."""
+    if not in_bucket(there := to_path(source)):
+        yield locate(source, revision, weights)
+        return
+    check_no_revision(source, revision)
+    with scratch(source) as folder:
+        place = folder / there.name
+        try:
+            yield copy(there, place, weights)
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(place), source)) from error
+
+
+def scratch(name: str) -> contextlib.AbstractContextManager[Path]:
+    """A folder for files of a model that is elsewhere, while they are converted."""
+    from huggingface_hub import constants
+
+    # Beside the hub's cache, for jaxspec's own may be in a bucket.
+    place = Path(constants.HF_HUB_CACHE).with_name("jaxspec-shards")
+    return atomic.scratch(place / name.replace("/", "--").replace(":", ""))
+
+
+def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
+    """Copies a file from a bucket, or a folder's configs, tokenizer and weights of the first pattern that it has."""
+    files = [there]
+    if not there.is_file():
+        there_is = [*there.iterdir()]
+        first = next((each for each in (*weights, "*.gguf") if any(file.match(each) for file in there_is)), "")
+        files = [file for file in there_is if any(file.match(each) for each in _files(first if weights else ""))]
+        place.mkdir()
+    sizes = {file: file.stat().st_size for file in files}
+    atomic.check_room(place, sum(sizes.values()))
+    with progress(f"downloading {there}:", sum(sizes.values()), form=filesize.decimal) as shown:
+        for file in files:
+            buckets.download(file, place / file.name if file != there else place, buckets.md5(file))
+            shown.advance(sizes[file])
+    return place
+
+
+def check_no_revision(source: str, revision: str | None) -> None:
+    """Raises CheckpointError if an argument that is not a hub id has a revision."""
+    if revision is not None:
+        raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
 
 
 def ask_hub(name: str, work: Callable[[], T]) -> T:

@@ -12,11 +12,11 @@ class Llama:
     """Convert a LLaMA, or a model with its architecture, into a jaxspec checkpoint.
 
     SRC is a Hugging Face folder, a hub id, a folder in Meta's or Mistral's format, or a GGUF file, whose tokenizer is
-    converted too. Tensors are streamed, so memory use stays near the size of one shard. OUT appears only after
-    everything has been checked and written.
+    converted too. Folders and files may be in a bucket. Tensors are streamed, so memory use stays near the size of one
+    shard. OUT appears only after everything has been checked and written.
 
-    From a hub id into a bucket at most two files of weights are on this disk, and the same command resumes after a
-    kill. Several hosts then convert their own files, and need not start together.
+    From a hub id or a bucket into a bucket at most two files of weights are on this disk, and the same command resumes
+    after a kill. Several hosts then convert their own files, and need not start together.
 
     For example: jaxspec-convert llama TinyLlama/TinyLlama-1.1B-Chat-v1.0 tinyllama --dtype bfloat16
 

@@ -1,5 +1,6 @@
 """The command `jaxspec-convert`."""
 
+import contextlib
 from pathlib import Path
 
 from jaxspec.checkpoint.builtin import from_hub, is_hub_id, locate
@@ -18,20 +19,20 @@ COMMANDS = {
 
 
 def convert_llama(settings: Llama) -> None:
-    from jaxspec.commands import hub_stream
+    from jaxspec.commands import model_files, shard_stream
     from jaxspec.convert import folders, llama, tokenizer
 
-    streamed = in_bucket(settings.out) and folders.is_hub_id(settings.src)
-    found = hub_stream.look(settings.src, settings.revision) if streamed else None
-    if found is None:
+    model = model_files.look(settings.src, settings.revision) if in_bucket(settings.out) else None
+    if model is None:
         settings.hosts.join()
     if settings.tokenizer is not None:
         tokenizer.check_tokenizer(settings.tokenizer)
     how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)
-    if found is not None:
-        hub_stream.convert(settings.src, *found, *how, settings.hosts.place())
-    else:
-        llama.convert(folders.locate(settings.src, settings.revision), *how)
+    if model is not None:
+        shard_stream.convert(model, *how, settings.hosts.place())
+        return
+    with folders.at_hand(settings.src, settings.revision) as source:
+        llama.convert(source, *how)
 
 
 def convert_head(settings: Head) -> None:
@@ -41,8 +42,9 @@ def convert_head(settings: Head) -> None:
     if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
         _cut_head(settings, target)
         return
-    source = folders.locate(settings.src, settings.revision)
-    heads.convert(source, settings.out, target, settings.dtype, None if taps is None else _numbers(taps), settings.rows)
+    numbers = None if taps is None else _numbers(taps)
+    with folders.at_hand(settings.src, settings.revision, folders.HEAD_WEIGHTS) as source:
+        heads.convert(source, settings.out, target, settings.dtype, numbers, settings.rows)
 
 
 def _cut_head(settings: Head, target: Path) -> None:
@@ -112,18 +114,21 @@ def export(settings: Export) -> None:
 def replace_tokenizer(settings: Tokenizer) -> None:
     from jaxspec.convert import folders, meta, tokenizer
 
-    source = folders.locate(settings.src, settings.revision, weights=())
-    tokenizer.replace(source, settings.path, meta.is_meta(source))
+    with folders.at_hand(settings.src, settings.revision, weights=()) as source:
+        tokenizer.replace(source, settings.path, meta.is_meta(source))
 
 
 def describe(settings: Inspect) -> None:
     from jaxspec.convert import folders, inspect
 
     path = settings.path
-    path = folders.locate(str(path), None) if is_hub_id(path) else locate(path)  # nothing is converted
+    ours = not is_hub_id(path) and folders.format_of(path := locate(path)) is not None
     if settings.verify:  # first: what is damaged can hardly be described
         inspect.verify(path)
-    print(inspect.describe(path))
+    # Nothing is converted, and what a bucket has of jaxspec's is read where it is.
+    at_hand = contextlib.nullcontext(path) if ours else folders.at_hand(str(path), None, folders.HEAD_WEIGHTS)
+    with at_hand as found:
+        print(inspect.describe(found))
 
 
 def _numbers(taps: str) -> tuple[int, ...]:

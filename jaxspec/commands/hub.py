@@ -37,7 +37,7 @@ def fetch(name: str, target: Path | None = None) -> Path:
             f"{name} was not converted on this host yet, and several hosts cannot share its cache folder; run first: "
             f"jaxspec-convert {command} FOLDER, and name a FOLDER that all of them see"
         )
-    source = folders.locate(name, None)
+    source = folders.locate(name, None, folders.WEIGHTS if target is None else folders.HEAD_WEIGHTS)
     is_model = head is None or head_kinds.kind_of(source, folders.read_config(source)) == "model"
     place = model if head is None or is_model else head
     say(f"{name} is converted once, from {source} to {place}")

@@ -6,9 +6,11 @@ renamed: in one that many objects make up, an object written last marks the whol
 """
 
 import atexit
+import base64
 import contextlib
 import dataclasses
 import errno
+import hashlib
 import importlib.util
 import logging
 import os
@@ -22,6 +24,7 @@ from typing import Any
 
 SCHEME = "gs:"
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
+_PART = 2**24  # bytes that are downloaded in one go
 _UPLOAD_SHARE = 0.1  # of the time that uploads of appended text may take
 
 
@@ -166,6 +169,40 @@ def remove(folder: Path) -> None:
     """Removes all objects of a folder in a bucket."""
     for file in files_under(folder):
         file.unlink(missing_ok=True)
+
+
+def md5(path: Path) -> str | None:
+    """The MD5 of an object in base64, as the bucket gives it; None: the object was put together from parts."""
+    return _about(path).get("md5Hash")
+
+
+def _about(path: Path) -> dict[str, Any]:
+    _epath()
+    from fsspec import filesystem
+
+    try:
+        return filesystem("gcs").info(str(path))
+    except Exception as error:
+        raise described(error, path) from error
+
+
+def download(path: Path, file: Path, digest: str | None) -> Path:
+    """Copies an object into a file on a disk. Raises OSError if its MD5 is not `digest`, unless that is None."""
+    hashed = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as stream, file.open("wb") as copy:
+        while True:
+            try:
+                part = stream.read(_PART)
+            except Exception as error:
+                raise described(error, path) from error
+            if not part:
+                break
+            hashed.update(part)
+            copy.write(part)
+    if digest is not None and base64.b64encode(hashed.digest()).decode() != digest:
+        file.unlink()
+        raise OSError(errno.EIO, "it arrived damaged; run the same command again", str(path))
+    return file
 
 
 def _epath() -> Any:

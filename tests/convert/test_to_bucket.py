@@ -99,8 +99,3 @@ def test_parameters_without_permission(in_bucket: Bucket, hf: Path):
     in_bucket.faults = [Fault("^GET .*manifest", 403, 1000)]
     with pytest.raises(CheckpointError, match="cannot be read: access is denied; ask the owner of the bucket"):
         jaxspec.load(ckpt)
-
-
-def test_a_source_in_a_bucket(bucket: Bucket, tmp_path: Path):
-    result = run("llama", f"gs://{NAME}/hf", tmp_path / "ckpt")
-    assert result.code == 2 and result.last.startswith(f"error: SRC cannot be a bucket, like gs://{NAME}/hf")

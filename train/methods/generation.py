@@ -15,6 +15,7 @@ import numpy as np
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
@@ -26,6 +27,8 @@ from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.data.screening import LEFT_OUT, Screen, of_questions
 from jaxspec.train.decoding_options import Generate
 from jaxspec.train.run.folder import as_typed
+
+_BATCHES = 4  # of texts that are decoded in one go: a new text takes the place of one that has ended
 
 
 def generate(settings: Generate) -> None:
@@ -52,7 +55,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
     Until all texts are complete they are in OUT.part. The same call resumes from it, and ends with the same bytes.
     Several processes decode together, and the first writes.
     """
-    out, size = settings.out, settings.batch_size
+    out, size = settings.out, settings.batch_size * _BATCHES
     decided = {
         **as_typed("generate", settings),
         "--method": str(engine.method),
@@ -105,7 +108,7 @@ def with_turns(engine: Engine, settings: Generate, headers: Sequence[Prompt], fi
     model, turn = engine.model, dataclasses.replace(self_prompts.TURN, seed=settings.sampling.seed + self_prompts.SEED)
     requests = [Request(header.tokens, turn, index=first + row) for row, header in enumerate(headers)]
     found = []
-    for header, generation in zip(headers, engine.run(requests), strict=True):
+    for header, generation in zip(headers, decoded(engine, settings, requests), strict=True):
         ended = is_complete(engine, generation.tokens)
         tokens = generation.tokens[: len(generation.tokens) - ended]
         found.append(self_prompts.prompt_after(header, tokens, ended, model, settings.data.format))
@@ -124,9 +127,15 @@ def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], firs
                 part = dataclasses.replace(sampling, max_new_tokens=left, temperature=temperature)
                 requests[row] = Request(prompt + text, part, index=first + row)
         if requests:
-            for row, generation in zip(requests, engine.run(list(requests.values())), strict=True):
+            for row, generation in zip(requests, decoded(engine, settings, list(requests.values())), strict=True):
                 texts[row] += generation.tokens
     return texts
+
+
+def decoded(engine: Engine, settings: Generate, requests: Sequence[Request]) -> list[Generation]:
+    """The results, in order. Requests beyond the batch take the rows of those that have ended."""
+    found = dict(engine.decode(requests, settings.batch_size))
+    return [found[place] for place in range(len(requests))]
 
 
 def is_complete(engine: Engine, text: Sequence[int]) -> bool:

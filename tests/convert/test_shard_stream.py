@@ -1,4 +1,5 @@
-"""A model of the hub into a bucket: file by file, resumed where it was killed, and the same as from a folder."""
+"""A model on the hub or in a bucket, into a bucket: file by file, resumed where it was killed, and the same as from a
+folder."""
 
 import shutil
 from collections.abc import Iterator
@@ -8,14 +9,16 @@ import jax
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import constants
 
 import jaxspec
 from jaxspec.checkpoint import checksums, parameters
-from jaxspec.commands import hub_stream
+from jaxspec.commands import model_files, shard_stream
 from jaxspec.convert import folders, llama
+from jaxspec.host import buckets
 from jaxspec.host.buckets import to_path
 from tests import hf_models, hub
-from tests.bucket import NAME, Bucket
+from tests.bucket import NAME, Bucket, Fault
 from tests.convert.commands import run, tensors
 from tests.host import multihost
 
@@ -38,6 +41,12 @@ def there(folder: Path, in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(folders, "PAUSES", (0, 0))
     with hub.running({"org/model": folder}, tmp_path / "hub") as found:
         yield found
+
+
+def upload(folder: Path, place: str) -> None:
+    """Copies the files of a folder into a bucket."""
+    for file in folder.iterdir():
+        to_path(f"{place}/{file.name}").write_bytes(file.read_bytes())
 
 
 def same_as_from(folder: Path, tmp_path: Path) -> None:
@@ -95,15 +104,42 @@ def test_a_damaged_file(there: hub.Hub, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_two_files_at_most(there: hub.Hub, tmp_path: Path):
-    found = hub_stream.look("org/model", None)
-    assert found is not None
-    shards = hub_stream.Shards("org/model", *found, tmp_path)
-    for name in found[1]:
+    model = model_files.look("org/model", None)
+    assert model is not None
+    shards = shard_stream.Shards(model, tmp_path)
+    for name in model.shards:
         shards.path(name)
-        shards.begin([*found[1]][-1])
+        shards.begin([*model.shards][-1])
         assert len([*tmp_path.glob("*.safetensors")]) <= 2
-    assert shards.most <= 2 * max(shard.size for shard in found[1].values())
+    assert shards.most <= 2 * max(shard.size for shard in model.shards.values())
     shards.close()
+
+
+def test_from_a_bucket(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    source, folder = f"gs://{NAME}/hf", tmp_path / "hf"
+    hf_models.make("llama", folder, num_hidden_layers=1)
+    upload(folder, source)
+    in_bucket.faults = [Fault("^GET .*model.safetensors.*alt=media", "cut")]
+    result = run("llama", source, OUT)
+    assert result.code == 0 and "of weights on this disk" in result.err, result.err
+    assert not in_bucket.faults[0].left and not [*(tmp_path / "jaxspec-shards").iterdir()]
+    same_as_from(folder, tmp_path)
+
+
+def test_a_bucket_that_changes(in_bucket: Bucket, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    source = f"gs://{NAME}/hf"
+    upload(folder, source)
+    file = to_path(f"{source}/model-00002-of-0000{len([*folder.glob('model-*')])}.safetensors")
+    before = buckets.md5
+    with monkeypatch.context() as patch:
+        patch.setattr(buckets, "md5", lambda path: "another" if path == file else before(path))
+        result = run("llama", source, OUT)
+    assert result.last == f"error: {file}: it arrived damaged; run the same command again"
+    assert f'error: {OUT} is unfinished and was begun with {{"source": "{source}", ' in run("llama", source, OUT).last
+    file.write_bytes(b"short")
+    assert run("llama", source, f"{OUT}-2").last.startswith(f"error: {file} is not a whole safetensors file (")
 
 
 def test_a_model_without_safetensors(there: hub.Hub, folder: Path, tmp_path: Path):
