@@ -28,7 +28,7 @@ from jaxspec.train.data.screening import LEFT_OUT, Screen, of_questions
 from jaxspec.train.decoding_options import Generate
 from jaxspec.train.run.folder import as_typed
 
-_BATCHES = 4  # of texts that are decoded in one go: a new text takes the place of one that has ended
+BATCHES = 4  # of texts that are decoded in one go: a new text takes the place of one that has ended
 
 
 def generate(settings: Generate) -> None:
@@ -55,7 +55,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
     Until all texts are complete they are in OUT.part. The same call resumes from it, and ends with the same bytes.
     Several processes decode together, and the first writes.
     """
-    out, size = settings.out, settings.batch_size * _BATCHES
+    out, size = settings.out, settings.batch_size * BATCHES
     decided = {
         **as_typed("generate", settings),
         "--method": str(engine.method),

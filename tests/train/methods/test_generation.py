@@ -107,6 +107,7 @@ def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, m
         return go_on(engine, settings, prompts, first)
 
     monkeypatch.setattr(generation, "go_on", killed)
+    monkeypatch.setattr(generation, "BATCHES", 1)  # other groups than those of `whole`
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     assert generate(out)[0] == 130
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl.part"]
@@ -271,6 +272,7 @@ def test_a_target_writes_the_users_turns_itself(
         return [None if (first + row) % 2 else prompt for row, prompt in enumerate(found)]
 
     monkeypatch.setattr(generation, "with_turns", some_turns)
+    monkeypatch.setattr(generation, "BATCHES", 1)
     assert command("generate", "--target", target, "--out", out, *SELF)[0] == 130
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl.part"]
     killed_at[0] = -1
