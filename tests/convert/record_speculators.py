@@ -2,7 +2,7 @@
 
     pip install speculators==0.9.0 && python -m tests.convert.record_speculators
 
-It writes speculators_logits.json, which test_speculators_logits.py compares with. The package is not a dependency of
+It writes speculators_logits.json, which test_recorded_logits.py compares with. The package is not a dependency of
 the tests: it brings a second PyTorch stack. The heads are those of published_heads.py, under every flag.
 """
 
@@ -62,10 +62,14 @@ def block_config(name: str) -> dict[str, Any]:
 
 def block_head(name: str) -> dict[str, np.ndarray]:
     """Tensors of a block head, with an embedding and an LM head of its own."""
+    return (dspark() if "markov_rank" in BLOCKS[name] else dflash()) | tables()
+
+
+def tables() -> dict[str, np.ndarray]:
+    """An embedding and an LM head."""
     rng = np.random.default_rng(9)
-    tables = {f"{part}.weight": rng.standard_normal((VOCABULARY, WIDTH)) for part in ("embed_tokens", "lm_head")}
-    found = dspark() if "markov_rank" in BLOCKS[name] else dflash()
-    return found | {part: 0.2 * table.astype(np.float32) for part, table in tables.items()}
+    found = {f"{part}.weight": rng.standard_normal((VOCABULARY, WIDTH)) for part in ("embed_tokens", "lm_head")}
+    return {part: 0.2 * table.astype(np.float32) for part, table in found.items()}
 
 
 def recorded_block(name: str) -> dict[str, list]:

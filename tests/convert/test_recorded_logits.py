@@ -1,8 +1,9 @@
-"""EAGLE-3 in NumPy, to which our drafter is held, and our block heads compute what speculators' own code computed."""
+"""EAGLE-3 in NumPy, to which our drafter is held, and our block heads compute what other projects' code computed."""
 
 import json
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -15,26 +16,18 @@ from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.dflash import Dflash, of_level
 from jaxspec.engine.head_weights import restore_head
+from tests.convert import record_deepspec, record_speculators
 from tests.convert.published_heads import BLOCK, DFLASH_TAPS, write
-from tests.convert.record_speculators import (
-    BLOCKS,
-    COUNT,
-    FLAGS,
-    RECORD,
-    STEPS,
-    TAPS,
-    block_config,
-    block_head,
-    head,
-    hidden_of,
-    text,
-)
+from tests.convert.record_speculators import COUNT, FLAGS, STEPS, TAPS, head, hidden_of, text
 from tests.convert.test_eagle3_oracle import Case, Setup, expected
+
+PROJECTS = {"speculators": record_speculators, "deepspec": record_deepspec}
+BLOCKS = [(project, name) for project, recorder in PROJECTS.items() for name in recorder.BLOCKS]
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_logits_are_those_that_speculators_computed(name: str):
-    flags, found = FLAGS[name], head(FLAGS[name])
+def test_eagle3_is_what_speculators_computed(name: str):
+    flags = FLAGS[name]
     case = Case(
         config={},
         taps=tuple(TAPS),
@@ -42,24 +35,40 @@ def test_logits_are_those_that_speculators_computed(name: str):
         normed_residual=flags.get("norm_before_residual", False),
         fed_back_normed=flags.get("norm_output", False),
     )
-    tokens, hidden = text()
-    nothing: Any = None  # the rendering reads the published tensors alone
+    _, hidden = text()
+    assert_drafts(case, head(flags), hidden, record(record_speculators)["logits"][name])
+
+
+def test_eagle3_is_what_deepspec_computed():
+    taps, (_, hidden) = tuple(record_deepspec.EAGLE3_TAPS), text()
+    there = [hidden_of(hidden, tap) for tap in range(max(taps) + 1)]
+    assert_drafts(Case({}, taps=taps), record_deepspec.eagle3_head(), there, record(record_deepspec)["eagle3"])
+
+
+def record(recorder: ModuleType) -> dict[str, Any]:
+    return json.loads(recorder.RECORD.read_text())
+
+
+def assert_drafts(case: Case, found: dict[str, np.ndarray], hidden: list[np.ndarray], recorded: list) -> None:
+    """The rendering's log-probabilities after the committed tokens and some drafts are those of recorded logits."""
+    (tokens, _), nothing = text(), cast(Any, None)  # the rendering reads the published tensors alone
     setup = Setup(case, nothing, found, tokens, hidden, ())
-    for step, logits in enumerate(json.loads(RECORD.read_text())["logits"][name]):
+    assert len(recorded) == STEPS
+    for step, logits in enumerate(recorded):
         path = tokens[COUNT : COUNT + step].tolist()
         wanted = np.array(logits) - np.log(np.exp(logits).sum())
         np.testing.assert_allclose(expected(setup, COUNT, path), wanted, rtol=0, atol=1e-4)
-    assert step == STEPS - 1
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["converted", "exported and converted"])
-@pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_are_those_that_speculators_computed(name: str, again: bool, target: Path, tmp_path: Path):
+@pytest.mark.parametrize(("project", "name"), BLOCKS)
+def test_blocks_are_those_that_were_computed(project: str, name: str, again: bool, target: Path, tmp_path: Path):
     """A round after COUNT - 1 tokens, decoded; the drafts of each level follow the text's own tokens."""
-    path = write(tmp_path / "published", block_head(name), block_config(name))
+    recorder = PROJECTS[project]
+    path = write(tmp_path / "published", recorder.block_head(name), recorder.block_config(name))
     heads.convert(path, tmp_path / "head", target / "ckpt")
     if again:
-        heads.export(tmp_path / "head", tmp_path / "back", "speculators", target / "ckpt")
+        heads.export(tmp_path / "head", tmp_path / "back", project, target / "ckpt")
         heads.convert(tmp_path / "back", tmp_path / "again", target / "ckpt")
     model = loading.load(target / "ckpt", "float32")
     draft = restore_head(model, Dflash(), tmp_path / ("again" if again else "head"))
@@ -78,7 +87,7 @@ def test_blocks_are_those_that_speculators_computed(name: str, again: bool, targ
         levels = [
             of_level(draft, state, level, given[:, anchor + level, None]) for level in range(draft.options.levels)
         ]
-    wanted = json.loads(RECORD.read_text())["blocks"][name]
+    wanted = record(recorder)["blocks"][name]
     rows = slice(0 if draft.options.anchor else 1, None)
     found = np.stack([np.asarray(each.logits[0, 0]) for each in levels])
     np.testing.assert_allclose(found, np.array(wanted["logits"])[rows], atol=1e-4)
