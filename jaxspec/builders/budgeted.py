@@ -19,21 +19,20 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_
 class Budgeted(CostAware, ConfidencePower):
     """The nodes that maximise expected tokens per second.
 
-    A round that drafted D levels and verifies the set K of nodes has the rate
+    A round that drafted D levels and verifies N nodes of each row has the rate
 
-        rate(D, K) = (1 + Σ_{i in K} p_i) / (D · cost + verify(smallest compiled size that holds K))
+        rate(D, N) = Σ_rows (1 + Σ_{i < N} p_i) / (D · cost + verify(smallest compiled size that holds N))
 
-    which is expected tokens, with the bonus token, per time in units of s_t(1). p_i is the confidence of node i, the
-    probability that the path to it is accepted. K is the set with the highest rate among all sets that contain the
-    parents of their nodes: the most confident nodes, as many as fill the best size.
+    which is expected tokens, with the bonus tokens, per time in units of s_t(1). p_i is the confidence of a row's node
+    i in falling order, the probability that the path to it is accepted, so each set of nodes contains their parents.
+    The round verifies the N with the highest rate.
 
-    A row drafts another level if some number of further levels is expected to raise the rate. The expectation assumes
+    Another level is drafted if some number of further levels is expected to raise the rate. The expectation assumes
     that a chain follows each node of the frontier, and that each token in it has the geometric mean probability of the
     tokens on the most confident path to the frontier. Looking only one level ahead is not enough: if two tokens take
     much longer to verify than one, but eight hardly longer than two, a single level never pays.
 
-    Each row decides as if it were alone in the batch, except that all rows are plain where that pays
-    (`controllers/plain_rounds.py`).
+    The rows of a batch decide together, because a round takes as long as its deepest and largest tree.
 
     Attributes:
         width: largest number of nodes expanded at once, and children of each.
@@ -74,20 +73,24 @@ class Budgeted(CostAware, ConfidencePower):
         enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])
         return tuple((size, enough(size)) for size in sizes_up_to(self.verified, [nodes for nodes, _ in verify]))
 
-    def rates(
-        self, log_confidence: Float[Array, "B M"], drafted: Int[Array, " B"] | Int[Array, ""]
-    ) -> Float[Array, "B sizes"]:
-        """The rate of each compiled size after `drafted` levels, filled with the most confident of M nodes.
+    def expected(self, log_confidence: Float[Array, "B M"]) -> Float[Array, "B sizes"]:
+        """The expected tokens of each row with each compiled size, filled with the most confident of M nodes.
 
         The nodes come in falling order of their confidence; the root is the first.
         """
-        (level, _), (full, verify) = self.known, zip(*self.buckets, strict=True)
-        expected = jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, jnp.array(full) - 1]
-        return expected / (drafted[..., None] * level + jnp.array(verify))
+        full = jnp.array([size for size, _ in self.buckets])
+        return jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, full - 1]
+
+    def rates(
+        self, expected: Float[Array, "B sizes"], rows: Bool[Array, " B"], drafted: Int[Array, ""]
+    ) -> Float[Array, " sizes"]:
+        """The rate of each compiled size, over the chosen rows, after `drafted` levels."""
+        level, verify = self.known[0], jnp.array([cost for _, cost in self.buckets])
+        return jnp.where(rows[:, None], expected, 0.0).sum(axis=0) / (drafted * level + verify)
 
     @property
     def lookahead(self) -> Int[Array, " lookahead"]:
-        """Numbers of levels to look ahead. `expected_rates` excludes those beyond `depth`."""
+        """Numbers of levels to look ahead."""
         return jnp.arange(1, max(self.depth, 2))
 
     def grow(
@@ -96,29 +99,32 @@ class Budgeted(CostAware, ConfidencePower):
         tree, reached = super().grow(propose, tree, frontier, active)
         score, _ = top_nodes(tree, self.verified)
         confidence = jnp.where(reached.live, take(tree.log_confidence, reached.node), -jnp.inf)
-        now = self.rates(score, reached.level)
-        further = jax.vmap(self.expected_rates, in_axes=(None, None, None, 0), out_axes=1)
-        later = further(score, confidence, reached.level, self.lookahead)
-        pays = later.max(axis=(1, 2)) > now.max(axis=1)
-        return tree, dataclasses.replace(reached, live=reached.live & pays[:, None])
+        rows = active | (levels(tree) > 0)
+        now = self.rates(self.expected(score), rows, reached.level)
 
-    def expected_rates(
+        def after(more: Int[Array, ""]) -> Float[Array, " sizes"]:
+            rates = self.rates(self.expected_after(score, confidence, reached.level, more), rows, reached.level + more)
+            return jnp.where(reached.level + more <= self.depth, rates, -jnp.inf)
+
+        pays = jax.vmap(after)(self.lookahead).max() > now.max()
+        return tree, dataclasses.replace(reached, live=reached.live & pays)
+
+    def expected_after(
         self,
         log_confidence: Float[Array, "B M"],
         reached: Float[Array, "B W"],
         level: Int[Array, ""],
         more: Int[Array, ""],
     ) -> Float[Array, "B sizes"]:
-        """The expected rates after `more` levels below a frontier at `level`, whose nodes have the log confidences
+        """The expected tokens after `more` levels below a frontier at `level`, whose nodes have the log confidences
         `reached`."""
         mean = reached[:, :1] / level  # mean log probability of a token on the best path
         below = reached[..., None] + self.lookahead * mean[..., None]
         below = jnp.where(self.lookahead <= more, below, -jnp.inf).reshape(len(reached), -1)
-        best = jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0]
-        return jnp.where(level + more <= self.depth, self.rates(best, level + more), -jnp.inf)
+        return self.expected(jax.lax.top_k(jnp.concatenate([log_confidence, below], axis=1), self.verified)[0])
 
     def prune(self, tree: DraftTree) -> Selection:
         score, node = top_nodes(tree, self.verified)
-        sizes = jnp.array([size for size, _ in self.buckets])
-        most = sizes[self.rates(score, levels(tree)).argmax(axis=1)]
-        return keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most[:, None]))
+        drafted, sizes = levels(tree), jnp.array([size for size, _ in self.buckets])
+        most = sizes[self.rates(self.expected(score), drafted > 0, drafted.max()).argmax()]
+        return keep(tree, node, (score > -jnp.inf) & (jnp.arange(self.verified) < most))

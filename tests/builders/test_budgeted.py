@@ -123,14 +123,31 @@ def test_expensive_levels_are_few():
     assert drafted(0.5) <= drafted(0.1) <= drafted(0.001) == 10
 
 
-def test_rows_do_not_see_each_other():
+def test_rows_decide_together():
     table = np.array([[0.97, 0.01, 0.01, 0.01], [0.25] * 4, [0.25] * 4, [0.1, 0.1, 0.1, 0.7]])
     together = grown(SMALL, table, roots=(0, 1, 3))
-    for row, root in enumerate((0, 1, 3)):
-        alone = grown(SMALL, table, roots=(root,))
+    found = [paths_of(together, row) for row in range(3)]
+    (drafted,) = set(trees.levels(together).tolist())
+    ranked = [sorted(paths, key=lambda path: -paths[path]) for paths in found]
+
+    def rate_of_all(size: int, cost: float) -> float:
+        tokens = sum(
+            1 + sum(paths[path] for path in each[: size - 1]) for paths, each in zip(found, ranked, strict=True)
+        )
+        return tokens / (drafted * 0.1 + cost)
+
+    best, _ = max(SMALL.buckets, key=lambda bucket: rate_of_all(*bucket))
+    kept = prune(SMALL, together)
+    assert [set(paths_of(kept, row)) for row in range(3)] == [set(each[: best - 1]) for each in ranked]
+    alone = [len(paths_of(prune(SMALL, grown(SMALL, table, roots=(root,))))) + 1 for root in (0, 1, 3)]
+    assert min(alone) < best <= max(alone)
+
+
+def test_rows_that_are_alike_decide_as_one():
+    together, alone = grown(SMALL, SAME, roots=(0, 1, 2)), grown(SMALL, SAME)
+    for row in range(3):
         assert paths_of(together, row) == paths_of(alone)
         assert paths_of(prune(SMALL, together), row) == paths_of(prune(SMALL, alone))
-    assert trees.levels(together).tolist()[0] > trees.levels(together).tolist()[1]
 
 
 def test_confidence_that_is_trusted_more_makes_larger_trees():
