@@ -183,5 +183,6 @@ def running() -> Iterator[Bucket]:
         bucket = Bucket(emulator._api._httpd.server_port)
         yield bucket
         bucket.server.shutdown()
+        bucket.server.server_close()
     finally:
         emulator.stop()

@@ -28,7 +28,7 @@ def check_folder(path: Path) -> None:
 
 def check_new(out: Path) -> None:
     """Raises ValueError if an output exists already, or the folder that is to hold it does not."""
-    if out.exists() or out.is_symlink():
+    if out.is_symlink() or (out.exists() and not _is_unfinished(out)):
         raise ValueError(f"{out} exists already; name another output or remove it first")
     if not buckets.in_bucket(out) and not (parent := out.absolute().parent).is_dir():
         raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
@@ -98,13 +98,11 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def _staged_in_bucket(out: Path) -> Iterator[None]:
     """Marks `out` as not complete. Removes what an earlier process has left there, and what is there on an error."""
-    mark = out / UNFINISHED
-    left = mark.exists() and not (out / "config.json").exists()
-    if not left and out.exists():
-        raise ValueError(f"{out} exists already; name another output or remove it first")
-    if left:
+    check_new(out)
+    if _is_unfinished(out):
         say(f"removing what an unfinished run has left in {out}")
         buckets.remove(out)
+    mark = out / UNFINISHED
     mark.write_bytes(b"")
     try:
         yield
@@ -113,6 +111,11 @@ def _staged_in_bucket(out: Path) -> Iterator[None]:
             buckets.remove(out)
         raise
     mark.unlink()
+
+
+def _is_unfinished(out: Path) -> bool:
+    """Whether an output in a bucket was begun and not completed."""
+    return buckets.in_bucket(out) and (out / UNFINISHED).exists() and not (out / "config.json").exists()
 
 
 @contextlib.contextmanager

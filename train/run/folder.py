@@ -14,7 +14,7 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.host.buckets import check_local
 
 _FREE = (
-    "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "coordinator", "processes",
+    "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "mesh", "coordinator", "processes",
     "process_id",
 )  # fmt: skip
 

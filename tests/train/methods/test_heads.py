@@ -20,11 +20,13 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert import heads as published_heads
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.engine.head_weights import restore_head
+from jaxspec.host.buckets import to_path
 from jaxspec.model.llama import Llama
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import draft_model, lm
+from tests.bucket import NAME, Bucket
 from tests.evaluate.tiny import TEMPLATE, checkpoint
 from tests.train.command import QUICK, command, drafts
 
@@ -104,6 +106,17 @@ def test_a_trained_head_goes_out_and_comes_back(eagle, tmp_path):
     assert np.abs(np.asarray(ours["fc.bias"])).max() > 0  # it has learnt
     texts = [drafts(jaxspec.Engine(model, f"eagle@{path}")) for path in (head, tmp_path / "back")]
     assert [each.statistics for each in texts[0]] == [each.statistics for each in texts[1]]
+
+
+def test_a_head_is_written_into_a_bucket(target: Path, data: Path, in_bucket: Bucket, tmp_path: Path):
+    out = to_path(f"gs://{NAME}/head")
+    (out / ".unfinished").write_text("")  # by a run that was killed
+    few = ("--steps", 2, "--batch-size", 4, "--context", 48, "--run", tmp_path / "run")
+    code, err = command("eagle", "--target", target, "--data", data / "a.py", "--out", out, *few)
+    assert code == 0 and f"wrote {out}: eagle" in err, err
+    assert jaxspec.Engine(load(target), f"eagle@{out}+chain,length=2").generate("def", max_new_tokens=4)
+    code, err = command("eagle", "--target", target, "--data", data / "a.py", "--out", out, *few)
+    assert code == 2 and f"{out} exists already" in err
 
 
 def test_a_draft_model_is_distilled_and_lies_beside_others(target, data, tmp_path):
