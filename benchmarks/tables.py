@@ -2,7 +2,8 @@
 
 A page has a block `<!-- table: NAME -->` … `<!-- end -->` for each table of this file; the text between is replaced.
 With `--check` nothing is written, and the exit code is 1 if a page differs. `--keep RUN.json NAME` first keeps a run of
-`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs.
+`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs; `--plans` keeps those of `jaxspec
+plan --json` in their order.
 """
 
 import argparse
@@ -14,9 +15,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-PAGES = ("README.md", "benchmarks/README.md", "docs/methods.md", "docs/verify.md", "jaxspec/builtin/README.md")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import plan_tables
+from benchmarks.plan_tables import RESULTS, markdown, result
+
+ROOT = RESULTS.parent.parent
+PAGES = (
+    *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/large-models.md", "docs/methods.md"),
+    *("docs/verify.md", "jaxspec/builtin/README.md"),
+)
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
 METHOD = (
@@ -44,21 +52,10 @@ def keep(run: Path, name: str) -> None:
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
-def result(name: str) -> dict[str, Any]:
-    """A committed result."""
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-
-
 def with_interval(values: dict[str, Any], key: str) -> str:
     """`1.56 [1.44, 1.69]`."""
     low, high = values[f"{key}_interval"]
     return f"{values[key]:.2f}" + ("" if low == high else f" [{low:.2f}, {high:.2f}]")
-
-
-def markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    first, *others = (f"| {' | '.join(cells)} |\n" for cells in (header, *rows))
-    return "".join([first, f"|{'---|' * len(header)}\n", *others])
 
 
 def methods(run: dict[str, Any], chosen: Sequence[str] | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -337,6 +334,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "block-heads": block_heads,
     "where-drafting-pays": where_drafting_pays,
     "verify-float32": verify_float32,
+    "plans": plan_tables.plans,
+    "plans-over-floor": plan_tables.over_floors,
+    "plans-with-options": plan_tables.with_options,
     "verify-rounded": verify_rounded,
     "verify-bfloat16": partial(verify_methods, "bfloat16"),
 }
@@ -351,9 +351,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     parser.add_argument("--keep", nargs=2, metavar=("RUN.json", "NAME"), help="keep a run as results/NAME.json first")
+    parser.add_argument("--plans", nargs="+", type=Path, metavar="PLAN.json", help="keep these plans first")
     options = parser.parse_args()
     if options.keep:
         keep(Path(options.keep[0]), options.keep[1])
+    if options.plans:
+        plan_tables.keep(options.plans)
     differ = []
     for name in PAGES:
         path = ROOT / name

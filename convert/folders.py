@@ -1,11 +1,12 @@
 """Source folders: local or fetched from the hub, their JSON files, and what a folder holds in place of a model."""
 
 import contextlib
+import fnmatch
 import functools
 import re
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from rich import filesize
@@ -56,13 +57,46 @@ def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS
         return to_path(source)
     from huggingface_hub import snapshot_download
 
-    folder = Path()
+    names, folder = _names_on_hub(source, revision) if weights else None, Path()
+    if names is not None:
+        weights = (_pattern(source, names, weights),)
     for pattern in weights or ("",):
         download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=_files(pattern))
         folder = Path(ask_hub(source, download))
         if pattern and any(folder.glob(pattern)):
             break
     return folder
+
+
+def _names_on_hub(source: str, revision: str | None) -> list[str] | None:
+    """The files of a model; None if the hub cannot be reached, where its cache may have the model."""
+    from huggingface_hub import HfApi
+
+    try:
+        return [file.rfilename for file in HfApi().model_info(source, revision=revision).siblings or ()]
+    except Exception:  # the download has the same problem, and its errors are sentences
+        return None
+
+
+def _pattern(source: str, names: Sequence[str], weights: tuple[str, ...]) -> str:
+    """The pattern of the weights to fetch: the first that the model has. Raises CheckpointError if it has none."""
+    top = [name for name in names if "/" not in name]
+    if pattern := next((each for each in weights if fnmatch.filter(top, each)), ""):
+        return pattern
+    models = [
+        name for name in fnmatch.filter(top, "*.gguf") if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", name) is None
+    ]
+    if len(models) == 1:
+        return "*.gguf"
+    if models:
+        raise CheckpointError(
+            f"{source} holds several GGUF models, {', '.join(models)}; download one with `hf download {source} FILE`, "
+            "and name that file"
+        )
+    if "adapter_config.json" in names:
+        return ""  # it names its base model
+    found = _in_its_place(names)
+    raise CheckpointError(f"{source} on the hub holds no weights that can be read{f', but {found}' if found else ''}")
 
 
 def _files(weights: str) -> list[str]:
@@ -213,8 +247,18 @@ def instead(path: Path, missing: str) -> str:
     """A sentence on what is `missing` in a folder, what it holds in its place, and what to do."""
     if not any(path.iterdir()):
         return f"{path} holds {missing}: it is empty"
-    if weights_file(path) is None:
-        for patterns, what in _KINDS:
-            if found := sorted(file for pattern in patterns.split() for file in path.glob(pattern)):
-                return f"{path} holds {missing}, but {found[0].relative_to(path)}: {what}"
+    names = [file.relative_to(path).as_posix() for depth in ("*", "*/*", "*/*/*") for file in path.glob(depth)]
+    if weights_file(path) is None and (found := _in_its_place(names)):
+        return f"{path} holds {missing}, but {found}"
     return f"{path} holds {missing}; check that the download is complete"
+
+
+def _in_its_place(names: Iterable[str]) -> str:
+    """The first file that stands for a model in a form that is not read, with what it is; empty if there is none."""
+    files = [PurePosixPath(name) for name in names]
+    for patterns, what in _KINDS:
+        kinds = [PurePosixPath(pattern) for pattern in patterns.split()]
+        alike = lambda file, kind: len(file.parts) == len(kind.parts) and file.match(str(kind))
+        if found := sorted(file for file in files if any(alike(file, kind) for kind in kinds)):
+            return f"{found[0]}: {what}"
+    return ""

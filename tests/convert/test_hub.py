@@ -11,8 +11,10 @@ from jaxspec.checkpoint import builtin, config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.planning import shapes
-from tests.convert import published_heads
+from tests import hf_models
+from tests.convert import gguf_files, published_heads
 from tests.convert.commands import run
+from tests.hub import running
 
 
 @pytest.fixture
@@ -55,6 +57,38 @@ def test_inspect_and_plan_convert_nothing(hub: list[str], tmp_path: Path):
     assert "llama" in run("inspect", "org/model").out
     assert shapes.find_model("org/model").config.hidden_size == published_heads.WIDTH
     assert hub and not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["README.md"], "org/model on the hub holds no weights that can be read"),
+        (["a-Q4.gguf", "a-Q8.gguf"], "holds several GGUF models, a-Q4.gguf, a-Q8.gguf; download one with `hf download"),
+        (["lit_model.pth"], "but lit_model.pth: a file of another name; if it is the model, call it model.safetensors"),
+        (
+            ["sub/config.json", "sub/model.safetensors"],
+            "but sub/config.json: a model in a folder of its own; name that",
+        ),
+        (["onnx/model.onnx", "config.json"], "but onnx/model.onnx: a compiled model"),
+    ],
+)
+def test_what_has_no_weights_to_read(names: list[str], said: str, tmp_path: Path):
+    for name in names:
+        (file := tmp_path / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("{}")
+    with running({"org/model": tmp_path / "model"}, tmp_path / "hub"):
+        result = run("llama", "org/model", tmp_path / "ckpt")
+    assert result.code == 2 and said in result.last, result.err
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_gguf_file(tmp_path: Path):
+    made = hf_models.make("llama", tmp_path / "hf")
+    (tmp_path / "model").mkdir()
+    gguf_files.model(tmp_path / "model" / "only-Q8_0.gguf", made)
+    with running({"org/model": tmp_path / "model"}, tmp_path / "hub"):
+        result = run("llama", "org/model", tmp_path / "ckpt")
+    assert result.code == 0, result.err
 
 
 def test_one_of_several_hosts(hub: list[str], monkeypatch: pytest.MonkeyPatch):
