@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from rich import filesize
 
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.builtin import locate
@@ -18,6 +20,8 @@ from jaxspec.host.terminal import say
 from jaxspec.model.backend import default_dtype
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shared_heads, split_mesh, use_mesh
+
+SLOW = 10.0  # seconds of loading after which its speed is printed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +74,27 @@ def load(
     memory.check_fits(config.model, chosen, how, mesh)
     if mesh is not None and (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:
         say(shared)
+    began = time.monotonic()
+    target = parameters.restore(path, chosen, mesh, how)
+    if (seconds := time.monotonic() - began) > SLOW:
+        size = held_bytes(target)
+        speed = f"{filesize.decimal(size)} in {seconds:.0f} s, {filesize.decimal(int(size / seconds))} a second"
+        say(f"loaded {path}: {speed}{'' if jax.process_count() == 1 else f' on host {jax.process_index()}'}")
     return Checkpoint(
         path=path,
         config=dataclasses.replace(config, quantize=how),
-        target=parameters.restore(path, chosen, mesh, how),
+        target=target,
         tokenizer=load_tokenizer(path),
         heads=config_json.head_names(path),
         mesh=mesh,
     )
+
+
+def held_bytes(target: Llama) -> int:
+    """Bytes of the different parts of a model on this host's devices."""
+    arrays = parameters.module_to_dict(target).values()
+    parts = ({str(part.index): part.data.nbytes for part in array.addressable_shards} for array in arrays)
+    return sum(sum(sizes.values()) for sizes in parts)
 
 
 def compute_dtype(dtype: str | None) -> jnp.dtype:

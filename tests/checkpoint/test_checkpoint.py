@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.checkpoint import config_json, heads, memory, parameters
+from jaxspec.checkpoint import config_json, heads, loading, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.model.config import LlamaConfig, Rope
 from jaxspec.model.llama import Llama
@@ -120,6 +120,17 @@ def test_dtype_is_cast_once(model: Llama, saved: Path):
     for name, array in parameters.module_to_dict(model).items():
         assert found[name].dtype == jnp.bfloat16
         np.testing.assert_array_equal(found[name], array.astype(jnp.bfloat16))
+
+
+def test_the_speed_of_a_long_load_is_printed(
+    model: Llama, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    loading.load(saved)
+    assert "a second" not in capsys.readouterr().err
+    monkeypatch.setattr(loading, "SLOW", 0.0)
+    loading.load(saved)
+    size = sum(array.nbytes for array in parameters.module_to_dict(model).values())
+    assert re.search(rf"loaded {saved}: {size / 1000:.1f} kB in \d s, .* a second\n", capsys.readouterr().err)
 
 
 def test_some_arrays(model: Llama, saved: Path):
