@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import resource
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from jaxspec.commands.model_files import Model
 from jaxspec.convert import folders, llama, readers, tokenizer, transfer
 from jaxspec.convert.readers import Source, Tensor
 from jaxspec.host import atomic, buckets
+from jaxspec.host.environment import peak_memory
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import progress, say
 from jaxspec.model.quantization import check as check_quantization
@@ -102,8 +102,8 @@ def convert(
         complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
         if not missing:
             _complete(out, [file.record for file in files], config, tokenizer_from or source)
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    say(f"at most {filesize.decimal(shards.most)} of weights on this disk, and {filesize.decimal(memory)} of memory")
+    disk, memory = filesize.decimal(shards.most), filesize.decimal(peak_memory())
+    say(f"at most {disk} of weights on this disk, and {memory} of memory")
     if missing and not complete:
         say(f"other hosts have {missing} of {len(files)} files left; the last host to finish completes {out}")
         return

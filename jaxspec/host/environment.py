@@ -2,6 +2,7 @@
 
 import os
 import platform
+import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def cache_folder() -> Path:
     if chosen := os.environ.get("JAXSPEC_CACHE"):
         return to_path(chosen).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
+
+
+def peak_memory() -> int:
+    """The most bytes of RAM that this process has held."""
+    try:  # unlike getrusage, without what the parent held when it forked
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if platform.system() == "Darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _version(distribution: str) -> str:

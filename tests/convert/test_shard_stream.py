@@ -1,6 +1,7 @@
 """A model on the hub or in a bucket, into a bucket: file by file, resumed where it was killed, and the same as from a
 folder."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,6 +96,24 @@ def test_on_two_hosts(there: hub.Hub, in_bucket: Bucket, folder: Path, tmp_path:
     weights = [name for name in there.requests if name in files]
     assert len(weights) == 3 * len(files)  # two headers, and the file once
     same_as_from(folder, tmp_path)
+
+
+@pytest.mark.soak
+def test_a_model_of_more_than_a_gigabyte(in_bucket: Bucket, tmp_path: Path):
+    """Disk and memory stay bounded; both are printed."""
+    folder, large = tmp_path / "large", {"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 32_000}
+    hf_models.make("llama", folder, **large, num_hidden_layers=5, shard_size="200MB")
+    sizes = sorted(file.stat().st_size for file in folder.glob("model-*.safetensors"))
+    assert sum(sizes) > 1.4e9
+    with hub.running({"org/model": folder}, tmp_path / "hub") as found:
+        around = {**in_bucket.environment, **found.environment(tmp_path / "hub")}
+        command = ("jaxspec-convert", "llama", "org/model", OUT)
+        (running,) = multihost.start([command], processes=1, devices=1, **around)
+        _, err = running.communicate(timeout=1800)
+    assert running.returncode == 0, err
+    found = re.search(r"at most ([\d.]+) MB of weights on this disk, and ([\d.]+) ([MG])B of memory", err)
+    assert found is not None and float(found[1]) * 1e6 <= sizes[-1] + sizes[-2] + 1e6
+    assert float(found[2]) * {"M": 1e6, "G": 1e9}[found[3]] < 1.3e9  # of which half a gigabyte are libraries
 
 
 def test_a_damaged_file(there: hub.Hub, monkeypatch: pytest.MonkeyPatch):
