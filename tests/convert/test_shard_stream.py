@@ -101,8 +101,11 @@ def test_on_two_hosts(there: hub.Hub, in_bucket: Bucket, folder: Path, tmp_path:
 @pytest.mark.soak
 def test_a_model_of_more_than_a_gigabyte(in_bucket: Bucket, tmp_path: Path):
     """Disk and memory stay bounded; both are printed."""
-    folder, large = tmp_path / "large", {"hidden_size": 2048, "intermediate_size": 5632, "vocab_size": 32_000}
-    hf_models.make("llama", folder, **large, num_hidden_layers=5, shard_size="200MB")
+    folder = tmp_path / "large"
+    hf_models.make(
+        "llama", folder, hidden_size=2048, intermediate_size=5632, vocab_size=32_000, num_hidden_layers=5,
+        shard_size="200MB",
+    )  # fmt: skip
     sizes = sorted(file.stat().st_size for file in folder.glob("model-*.safetensors"))
     assert sum(sizes) > 1.4e9
     with hub.running({"org/model": folder}, tmp_path / "hub") as found:
