@@ -57,9 +57,9 @@ def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS
         return to_path(source)
     from huggingface_hub import snapshot_download
 
-    names, folder = _names_on_hub(source, revision) if weights else None, Path()
-    if names is not None:
+    if weights and (names := _names_on_hub(source, revision)) is not None:
         weights = (_pattern(source, names, weights),)
+    folder = Path()
     for pattern in weights or ("",):
         download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=_files(pattern))
         folder = Path(ask_hub(source, download))
@@ -83,9 +83,8 @@ def _pattern(source: str, names: Sequence[str], weights: tuple[str, ...]) -> str
     top = [name for name in names if "/" not in name]
     if pattern := next((each for each in weights if fnmatch.filter(top, each)), ""):
         return pattern
-    models = [
-        name for name in fnmatch.filter(top, "*.gguf") if re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", name) is None
-    ]
+    later = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")  # shards of a model but the first
+    models = [name for name in fnmatch.filter(top, "*.gguf") if not later.fullmatch(name)]
     if len(models) == 1:
         return "*.gguf"
     if models:
@@ -132,9 +131,9 @@ def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
     """Copies a file from a bucket, or a folder's configs, tokenizer and weights of the first pattern that it has."""
     files = [there]
     if not there.is_file():
-        there_is = [*there.iterdir()]
-        first = next((each for each in (*weights, "*.gguf") if any(file.match(each) for file in there_is)), "")
-        files = [file for file in there_is if any(file.match(each) for each in _files(first if weights else ""))]
+        found, patterns = [*there.iterdir()], (*weights, "*.gguf") if weights else ()
+        first = next((each for each in patterns if any(file.match(each) for file in found)), "")
+        files = [file for file in found if any(file.match(each) for each in _files(first))]
         place.mkdir()
     sizes = {file: file.stat().st_size for file in files}
     atomic.check_room(place, sum(sizes.values()))

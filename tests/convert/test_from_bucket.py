@@ -11,9 +11,9 @@ import jaxspec
 from jaxspec.checkpoint import parameters
 from jaxspec.host import buckets
 from jaxspec.host.buckets import to_path
-from tests import hub
+from tests import hf_models, hub
 from tests.bucket import NAME, Bucket, Fault
-from tests.convert import published_heads
+from tests.convert import gguf_files, published_heads
 from tests.convert.commands import run
 
 SOURCE = f"gs://{NAME}/source"
@@ -52,6 +52,15 @@ def test_a_head(in_bucket: Bucket, target: Path, tmp_path: Path):
     result = run("head", SOURCE, tmp_path / "head", "--target", target / "ckpt")
     assert result.code == 0, result.err
     assert run("inspect", SOURCE).out == run("inspect", tmp_path / "eagle").out
+
+
+@pytest.mark.parametrize("named", ["", "/m-Q8_0.gguf"], ids=["folder", "file"])
+def test_a_gguf_file(named: str, in_bucket: Bucket, tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    gguf_files.model(tmp_path / "model" / "m-Q8_0.gguf", hf_models.make("llama", tmp_path / "hf"))
+    upload(tmp_path / "model")
+    result = run("llama", f"{SOURCE}{named}", tmp_path / "ckpt")
+    assert result.code == 0, result.err
 
 
 def test_medusa_heads_of_the_hub(target: Path, tmp_path: Path):
