@@ -38,16 +38,23 @@ def prune(builder: TreeBuilder, tree: DraftTree) -> DraftTree:
     return trees.subtree(tree, selection)
 
 
-def grown(builder: TreeBuilder, table: Any, roots: tuple[int, ...] = (0,), propose: Any = propose_top_k) -> DraftTree:
+def grown(
+    builder: TreeBuilder,
+    table: Any,
+    roots: tuple[int, ...] = (0,),
+    propose: Any = propose_top_k,
+    finished: tuple[int, ...] = (),
+) -> DraftTree:
     """A tree a root, grown until no row has anything to expand, as the loop does.
 
     Args:
         propose: as a rule's, without keys and sampling: (drafts, width, count) -> children.
+        finished: rows that draft nothing.
     """
     log_probs = jnp.log(jnp.asarray(table, jnp.float32))
     keeps = None if propose is propose_top_k else log_probs.shape[1]
     tree, frontier = trees.init_tree(jnp.array(roots), builder.size, keeps), trees.root_frontier(len(roots))
-    active = jnp.ones(len(roots), bool)
+    active = jnp.ones(len(roots), bool).at[jnp.array(finished, int)].set(False)
     for _ in range(builder.depth):
         logits = log_probs[trees.take(tree.token, frontier.node)]
         tree, frontier = level(builder, propose, tree, frontier, logits, active)

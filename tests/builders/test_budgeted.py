@@ -143,6 +143,12 @@ def test_rows_decide_together():
     assert min(alone) < best <= max(alone)
 
 
+def test_rows_that_draft_nothing_do_not_count():
+    together, alone = grown(SMALL, SAME, roots=(0,) * 9, finished=tuple(range(1, 9))), grown(SMALL, SAME)
+    assert paths_of(together) == paths_of(alone) and not paths_of(together, 1)
+    assert paths_of(prune(SMALL, together)) == paths_of(prune(SMALL, alone))
+
+
 def test_rows_that_are_alike_decide_as_one():
     together, alone = grown(SMALL, SAME, roots=(0, 1, 2)), grown(SMALL, SAME)
     for row in range(3):
