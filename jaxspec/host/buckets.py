@@ -173,15 +173,11 @@ def remove(folder: Path) -> None:
 
 def md5(path: Path) -> str | None:
     """The MD5 of an object in base64, as the bucket gives it; None: the object was put together from parts."""
-    return _about(path).get("md5Hash")
-
-
-def _about(path: Path) -> dict[str, Any]:
-    _epath()
+    _epath()  # its settings are gcsfs's
     from fsspec import filesystem
 
     try:
-        return filesystem("gcs").info(str(path))
+        return filesystem("gcs").info(str(path)).get("md5Hash")
     except Exception as error:
         raise described(error, path) from error
 
