@@ -100,7 +100,7 @@ def test_the_table_in_the_docs_by_hand():
         tau, levels, weights, _, kv, *_ = (cell.strip() for cell in cells.split("|"))
         c, chips = MODELS["llama-2-70b"], parse_slice(where).chips
         assert float(weights) * 1e9 == pytest.approx(weights_of_a_chip(c, chips), rel=0.02)
-        assert float(kv) * 1e9 == pytest.approx(cache_of_a_chip(c, 2048), rel=0.02)
+        assert float(kv) * 1e9 == pytest.approx(cache_of_a_chip(c, 2048), abs=5e6)  # as printed, in two decimals
         expected_rounds(
             PlanSettings(model="llama-2-70b", method=method, tau=tau, levels=float(levels)), parse_method(method)
         )
