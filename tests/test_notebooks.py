@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -25,6 +26,12 @@ def read(notebook: Path) -> dict:
 
 def source(cell: dict) -> str:
     return "".join(cell["source"])
+
+
+def soak_if_long(notebook: Path) -> Any:
+    """A notebook as a parameter; two that compile many methods only with --soak."""
+    long = notebook.stem in ("which_method", "thompson_sampling")
+    return pytest.param(notebook, id=notebook.stem, marks=pytest.mark.soak if long else ())
 
 
 @pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
@@ -152,6 +159,7 @@ def test_with_nothing_to_install_from_it_says_so(notebook: Path, tmp_path: Path,
 
 
 @pytest.mark.usefixtures("quick_runs")
+@pytest.mark.parametrize("notebook", [soak_if_long(notebook) for notebook in NOTEBOOKS], indirect=True)
 def test_it_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Cell by cell in this process, where compiled programs are shared and shapes checked: plain Python, no magic."""
     monkeypatch.setenv("JAXSPEC_QUICK", "1")

@@ -89,7 +89,8 @@ def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str)
 
 def module_to_dict(module: nnx.Module) -> dict[str, Any]:
     """Dotted name → array (or ShapeDtypeStruct, of an abstract module) of every parameter."""
-    return {name_of(keys): variable.get_value() for keys, variable in nnx.to_flat_state(nnx.state(module))}
+    values = flatten_mapping(nnx.to_pure_dict(nnx.state(module)))
+    return {name_of(keys): value for keys, value in values.items()}
 
 
 def name_of(keys: Sequence[Any]) -> str:

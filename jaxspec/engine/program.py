@@ -19,7 +19,7 @@ from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_a
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
-from jaxspec.model.sharding import AnyMesh, place, place_head
+from jaxspec.model.sharding import AnyMesh, current_mesh, place, place_head
 
 Jobs = dict[tuple[Any, ...], Callable[[], Any]]
 """Functions that compile programs, by keys that begin with the program's name and have the same `repr` in all processes
@@ -120,8 +120,8 @@ class Program:
     ) -> DecodeState:
         """The state before prefill as `jax.ShapeDtypeStruct`s with the shardings that it will have."""
         begin = lambda models: start(self.spec, models, requests, eos, cache_len, among)
-        state, mesh = jax.eval_shape(begin, self.models), jax.sharding.get_mesh()
-        return on_device(state, self.device) if mesh.empty else place_state(state, mesh)
+        state, mesh = jax.eval_shape(begin, self.models), current_mesh()
+        return on_device(state, self.device) if mesh is None else place_state(state, mesh)
 
     def _key(self, name: str, settings: Any, state: DecodeState, of_drafter: bool = True) -> tuple[Any, ...]:
         """The key of a program: its name, settings, and the shapes of its arrays. Methods can share a program."""

@@ -1,6 +1,7 @@
 """Runs and times all methods on all questions, alternating in one process."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -178,17 +179,26 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 def compilations() -> Iterator[list[str]]:
     """Yields a list that collects the names of programs in `TIMED` that are compiled or loaded from the disk cache.
     Other programs do not run while time is measured."""
-    found: list[str] = []
-
-    def listen(event: str, duration_secs: float, **about: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and (name := str(about.get("fun_name"))) in TIMED:
-            found.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    collecting, found = _collecting(), []
+    collecting.append(found)
     try:
         yield found
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        collecting[:] = [other for other in collecting if other is not found]
+
+
+@functools.cache
+def _collecting() -> list[list[str]]:
+    """The lists of `compilations`. Not all versions of JAX can remove a listener, so there is one for all lists."""
+    collecting: list[list[str]] = []
+
+    def listen(event: str, duration_secs: float, **about: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration" and (name := str(about.get("fun_name"))) in TIMED:
+            for found in collecting:
+                found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return collecting
 
 
 def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:

@@ -9,7 +9,8 @@ share query heads too. Vocabulary and MLP are sharded along all three, and along
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import jax
@@ -28,6 +29,8 @@ AXES = ("data", "kv", "group", "spare", "rows")
 MOST_ROWS = 8  # every bucket of cache rows is a multiple of it
 
 AnyMesh = Mesh | AbstractMesh  # an AbstractMesh has no devices
+
+_current: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 M = TypeVar("M", bound=nnx.Module)
 T = TypeVar("T")
@@ -112,9 +115,23 @@ def model_axis_sizes(model: int, config: LlamaConfig) -> tuple[int, int, int]:
     return kv, group, model // (kv * group)
 
 
-def use_mesh(mesh: Mesh | None) -> contextlib.AbstractContextManager:
-    """A context in which the mesh is current; None: no mesh."""
-    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh | None) -> Iterator[None]:
+    """A context in which the mesh is current; None: no change."""
+    if mesh is None:
+        yield
+        return
+    token = _current.set(mesh)
+    try:
+        with jax.set_mesh(mesh):
+            yield
+    finally:
+        _current.reset(token)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of the innermost `use_mesh`."""
+    return _current.get()
 
 
 def model_size(mesh: AnyMesh) -> int:
@@ -214,8 +231,7 @@ def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) 
 
     def one(variable: nnx.Variable) -> nnx.Variable:
         axes = variable.get_metadata().get("axes", ())
-        at = lambda leaf: placed_leaf(leaf, mesh, axes, rules, dtype)
-        return variable.replace(jax.tree.map(at, variable.get_value()))
+        return jax.tree.map(lambda leaf: placed_leaf(leaf, mesh, axes, rules, dtype), variable)
 
     graph, state = nnx.split(module)
     return nnx.merge(graph, nnx.from_flat_state([(keys, one(old)) for keys, old in nnx.to_flat_state(state)]))
@@ -236,17 +252,20 @@ def move(arrays: T, placed: T) -> T:
 
 def replicate(arrays: T) -> T:
     """Replicates arrays on the current mesh if they are not on it yet. Without a mesh nothing changes."""
-    mesh = jax.sharding.get_mesh()
+    mesh = current_mesh()
+    if mesh is None:
+        return arrays
     on = lambda leaf: isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
     whole = lambda leaf: leaf if on(leaf) else put(leaf, named_sharding(mesh, (), leaf.shape))
-    return arrays if mesh.empty else jax.tree.map(whole, arrays)
+    return jax.tree.map(whole, arrays)
 
 
 def shard_batch(batch: T) -> T:
     """A batch of rows, sharded along `data` of the current mesh; without a mesh it stays on the host."""
-    mesh = jax.sharding.get_mesh()
-    sharded = lambda leaf: put(leaf, named_sharding(mesh, ("batch",), leaf.shape))
-    return batch if mesh.empty else jax.tree.map(sharded, batch)
+    mesh = current_mesh()
+    if mesh is None:
+        return batch
+    return jax.tree.map(lambda leaf: put(leaf, named_sharding(mesh, ("batch",), leaf.shape)), batch)
 
 
 def placed_leaf(

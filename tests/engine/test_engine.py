@@ -25,7 +25,7 @@ from jaxspec.engine import program
 from jaxspec.engine.program import LOOP, Program
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.runlog import pieces_of
-from jaxspec.evaluate.runner import TIMED
+from jaxspec.evaluate.runner import compilations
 from jaxspec.host import compilation
 from jaxspec.report.draft_colours import coloured
 from jaxspec.train.run.packed import hidden_states
@@ -68,20 +68,11 @@ class TestGenerate:
         requests = requests_of(model, ["abcabcabcabc"], max_new_tokens=7)
         assert len({**chain.compilations(requests), **tree.compilations(requests)}) == 3 + 2
         chain.compile(requests)
-        compiled = []
-
-        def listen(event: str, duration_secs: float, **about: str | int) -> None:
-            if event == "/jax/core/compile/backend_compile_duration":
-                compiled.append(about["fun_name"])
-
-        jax.monitoring.register_event_duration_secs_listener(listen)
-        try:
+        with compilations() as compiled:
             chain.run(requests)
-            assert not {*TIMED} & {*compiled}
+            assert not compiled
             tree.run(requests)
-            assert {*TIMED} & {*compiled} == {"jit(decode)"}
-        finally:
-            jax.monitoring.unregister_event_duration_listener(listen)
+            assert {*compiled} == {"jit(decode)"}
 
     def test_prompts_are_read_while_the_loop_is_compiled(self, model, monkeypatch):
         read, whole = threading.Event(), Program.prefill

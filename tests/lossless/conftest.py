@@ -9,7 +9,17 @@ import pytest
 from jaxspec.decoding.drafter import Models
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel
+from tests.lossless import distribution
 from tests.lossless.harness import NEW, models, requests, run, speculation
+
+
+@pytest.fixture(autouse=True, scope="session")
+def more_texts(request: pytest.FixtureRequest):
+    """Distributions are compared over four times as many texts with --soak."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.config.getoption("--soak"):
+            patch.setattr(distribution, "TEXTS", 4 * distribution.TEXTS)
+        yield
 
 
 @pytest.fixture(scope="module")

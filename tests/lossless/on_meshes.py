@@ -17,7 +17,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
 from jaxspec.model.llama import Llama
-from jaxspec.model.sharding import make_mesh, split_mesh
+from jaxspec.model.sharding import make_mesh, split_mesh, use_mesh
 from tests.lossless.harness import decoded, models, requests, speculation, weights, with_dspark
 
 NEW = 20
@@ -56,7 +56,7 @@ def run(case: str) -> dict[str, Any]:
     place = lambda head: jax.device_put(head, shardings(head))
     draft = {type(spec.drafter): place(whole.draft)}
     cut = Models(target=place(whole.target), draft=draft, control=place(whole.control))
-    with jax.set_mesh(mesh):
+    with use_mesh(mesh):
         state = decode(spec, cut, sampling)
     return {
         "case": case,

@@ -1,6 +1,7 @@
 """History beside a head of every kind: the text is the target's, whichever rows copy and whichever use the head."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,10 +44,14 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "dflash,history=2+eagle2,total=8,depth=3,width=2",
     "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",  # longer than the block: copies only
 )
-COUPLED = [  # beside greedy verification of all of them, usually every other one
-    pytest.param(name, marks=pytest.mark.soak if i % 2 else ())
-    for i, name in enumerate(name for name in METHODS if "chain" not in name or "dflash" in name)
-]
+COUPLED = [name for name in METHODS if "chain" not in name or "dflash" in name]
+
+
+def alternate(names: Sequence[str], first: int) -> list[Any]:
+    """Every other one; the rest only with --soak."""
+    return [pytest.param(name, marks=pytest.mark.soak if (i + first) % 2 else ()) for i, name in enumerate(names)]
+
+
 SAMPLED = (
     "draft-model,history=2+chain,length=3",
     "eagle3,history=1+chain,length=3",
@@ -82,7 +87,7 @@ def copies(spec: Speculation, models: Models, asked: list[Request]) -> tuple[Dec
     return state, np.stack(seen)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", alternate(METHODS, 1))
 def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
     """Also beside other rows, and in rows that others had before; and what a row does depends on itself alone, unless
     rows decide together."""
@@ -117,7 +122,7 @@ def test_copies_may_be_longer_than_the_heads_block(target, prompts):
     assert counts.levels.T[seen == 1].max() == 6 and counts.accepted.T[seen == 1].max() > 2
 
 
-@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("name", alternate(COUPLED, 0))
 def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     asked = requests(prompts, NEW, seed=3, temperature=0.3, top_p=0.95)
     expected, _ = run(speculation(parse_method("plain"), False), target, asked)

@@ -29,12 +29,9 @@ SAMPLED = "0.8"  # a temperature
 TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
 EVERY = MESHES + SPLIT_ROWS
 SPREAD = [f"{method}@{EVERY[i % 7]}@0" for i, method in enumerate(METHODS, 1)]
-SPREAD += [f"plain@{mesh}@{SAMPLED}" for mesh in EVERY[::2]]
-SPREAD += [f"{method}@{mesh}@{SAMPLED}" for method, mesh in ((METHODS[2], "2x4x1"), (METHODS[4], "2x2x2"))]
-SPREAD += [f"{METHODS[2]}@2x2x2@0", f"{METHODS[8]}@1x2x4@0"]
-SPREAD += [f"{METHODS[0]}@2x4x1@{TRUNCATED}", f"{METHODS[4]}@1x8x1@{TRUNCATED}"]
+SPREAD += [f"plain@2x4x1@{TRUNCATED}", f"{METHODS[2]}@2x2x2@{SAMPLED}", f"{METHODS[4]}@1x8x1@{TRUNCATED}"]
 PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in EVERY]
-PRODUCT += [f"{method}@{mesh}@{SAMPLED}" for method in COUPLED for mesh in EVERY]
+PRODUCT += [f"{method}@{mesh}@{how}" for method in COUPLED for mesh in EVERY for how in (SAMPLED, TRUNCATED)]
 
 
 def found(cases: list[str], *options: str) -> list[dict]:

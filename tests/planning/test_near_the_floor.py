@@ -25,9 +25,9 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
     [
         ("plain", 1, 2048, 0, 1, None, 1.58, 6, None, 1),
         pytest.param("plain", 16, 2048, 0, 1, None, 1.58, 16, None, 1, marks=pytest.mark.soak),
-        ("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.76, 49, None, 1),
+        pytest.param("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.76, 49, None, 1, marks=pytest.mark.soak),
         pytest.param("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.72, 50, None, 2, marks=pytest.mark.soak),
-        ("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.22, 15, "int4", 1),
+        pytest.param("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.22, 15, "int4", 1, marks=pytest.mark.soak),
         pytest.param("eagle+chain", 1, 2048, 4, 5, 1.43, 2.05, 157, None, 1, marks=pytest.mark.soak),
         ("eagle+eagle2", 1, 2048, 6, 60, 1.71, 2.67, 168, None, 1),
     ],
