@@ -25,8 +25,9 @@ from jax.sharding import Mesh
 
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.method import parse_method
+from jaxspec.model.backend import use_mesh
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.sharding import TRAINING, device_bytes, named_sharding, place, read_sizes, use_mesh
+from jaxspec.model.sharding import TRAINING, device_bytes, named_sharding, place, read_sizes
 from jaxspec.planning.chips import Slice, parse_slice
 from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.plan import DTYPE

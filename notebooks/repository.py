@@ -10,12 +10,16 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALL = """import importlib.util
+INSTALL = """import importlib.metadata
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 repository = "{repository}"
+if Path("/content").is_dir():  # in Colab nothing is written elsewhere
+    os.environ |= {{"JAXSPEC_CACHE": "/content/.jaxspec", "HF_HOME": "/content/.huggingface", "TMPDIR": "/content"}}
 if importlib.util.find_spec("jaxspec") is None:
     wheels = sorted(Path.cwd().glob("jax_specdec-*.whl"))  # uploaded beside this notebook
     clones = [folder for folder in (Path.cwd(), Path.cwd().parent) if (folder / "jaxspec" / "py.typed").is_file()]
@@ -25,7 +29,9 @@ if importlib.util.find_spec("jaxspec") is None:
         wanted = f"jax-specdec[{extras}] @ git+https://github.com/{{repository}}"
     else:
         sys.exit("jaxspec is not installed: upload its wheel beside this notebook, or run this in a clone")
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wanted], check=True)"""
+    # The JAX of a Colab runtime fits its accelerator, so it stays.
+    kept = [f"jax=={{importlib.metadata.version('jax')}}"] if importlib.util.find_spec("jax") else []
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wanted, *kept], check=True)"""
 
 
 def setting(pyproject: str) -> str:

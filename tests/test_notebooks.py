@@ -1,5 +1,6 @@
 """The notebooks: outputs of their code, one name of the repository, and each runs from its first cell to its last."""
 
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -142,12 +143,13 @@ def test_it_installs_from_a_wheel_a_clone_or_the_repository(
     for file in map(Path, files):
         file.parent.mkdir(exist_ok=True)
         file.touch()
-    run: list[str] = []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(subprocess, "run", lambda command, check: run.append(command[-1]))
+    run, find = [], importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jaxspec" else find(name))
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run.extend(command))
     cell = json.loads(repository.with_badge(notebook.read_text(encoding="utf-8"), notebook.name, name))["cells"][1]
     exec(source(cell), {})
-    assert re.fullmatch(wanted, run[0])
+    *_, found, kept = run
+    assert re.fullmatch(wanted, found) and kept == f"jax=={importlib.metadata.version('jax')}"
 
 
 def test_with_nothing_to_install_from_it_says_so(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

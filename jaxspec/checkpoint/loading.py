@@ -17,9 +17,9 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import DTYPES, CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.host.terminal import say
-from jaxspec.model.backend import default_dtype
+from jaxspec.model.backend import default_dtype, use_mesh
 from jaxspec.model.llama import Llama
-from jaxspec.model.sharding import shared_heads, split_mesh, use_mesh
+from jaxspec.model.sharding import shared_heads, split_mesh
 
 SLOW = 10.0  # seconds of loading after which its speed is printed
 

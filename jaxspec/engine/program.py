@@ -19,7 +19,8 @@ from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_a
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import Method
-from jaxspec.model.sharding import AnyMesh, current_mesh, place, place_head
+from jaxspec.model.backend import current_mesh
+from jaxspec.model.sharding import AnyMesh, place, place_head
 
 Jobs = dict[tuple[Any, ...], Callable[[], Any]]
 """Functions that compile programs, by keys that begin with the program's name and have the same `repr` in all processes

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 # On a CPU every node costs time, and each size is compiled for seconds. By the times of the builtin model on a Xeon,
 # each size up to 16 takes about 1.3 times as long as the one before it, and the others 1.6 times.
@@ -43,8 +44,30 @@ about the hardware.
 
 def platform() -> str:
     """The platform that a program traced now will run on, such as `tpu`: the current mesh's, or JAX's default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
+    mesh = current_mesh()
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
+_mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: Mesh | None) -> Iterator[None]:
+    """A context in which the mesh is current; None: no change."""
+    if mesh is None:
+        yield
+        return
+    token = _mesh.set(mesh)
+    try:
+        with jax.set_mesh(mesh):
+            yield
+    finally:
+        _mesh.reset(token)
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of the innermost `use_mesh`."""
+    return _mesh.get()
 
 
 _no_device: ContextVar[bool] = ContextVar("no_device", default=False)

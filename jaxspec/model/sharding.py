@@ -7,10 +7,8 @@ most by its heads. So `split_mesh` divides the axis `model` into three, for the 
 share query heads too. Vocabulary and MLP are sharded along all three, and along `rows`.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -21,6 +19,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array
 
 from jaxspec.host.processes import put
+from jaxspec.model import backend
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import leaf_bytes
 
@@ -29,8 +28,6 @@ AXES = ("data", "kv", "group", "spare", "rows")
 MOST_ROWS = 8  # every bucket of cache rows is a multiple of it
 
 AnyMesh = Mesh | AbstractMesh  # an AbstractMesh has no devices
-
-_current: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 M = TypeVar("M", bound=nnx.Module)
 T = TypeVar("T")
@@ -113,25 +110,6 @@ def model_axis_sizes(model: int, config: LlamaConfig) -> tuple[int, int, int]:
     kv = math.gcd(model, config.num_kv_heads)
     group = math.gcd(model // kv, config.num_heads // config.num_kv_heads)
     return kv, group, model // (kv * group)
-
-
-@contextlib.contextmanager
-def use_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """A context in which the mesh is current; None: no change."""
-    if mesh is None:
-        yield
-        return
-    token = _current.set(mesh)
-    try:
-        with jax.set_mesh(mesh):
-            yield
-    finally:
-        _current.reset(token)
-
-
-def current_mesh() -> Mesh | None:
-    """The mesh of the innermost `use_mesh`."""
-    return _current.get()
 
 
 def model_size(mesh: AnyMesh) -> int:
@@ -252,7 +230,7 @@ def move(arrays: T, placed: T) -> T:
 
 def replicate(arrays: T) -> T:
     """Replicates arrays on the current mesh if they are not on it yet. Without a mesh nothing changes."""
-    mesh = current_mesh()
+    mesh = backend.current_mesh()
     if mesh is None:
         return arrays
     on = lambda leaf: isinstance(leaf.sharding, NamedSharding) and leaf.sharding.mesh == mesh
@@ -262,7 +240,7 @@ def replicate(arrays: T) -> T:
 
 def shard_batch(batch: T) -> T:
     """A batch of rows, sharded along `data` of the current mesh; without a mesh it stays on the host."""
-    mesh = current_mesh()
+    mesh = backend.current_mesh()
     if mesh is None:
         return batch
     return jax.tree.map(lambda leaf: put(leaf, named_sharding(mesh, ("batch",), leaf.shape)), batch)

@@ -22,7 +22,7 @@ from jaxspec.engine.program import LOOP, Program, program_of
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model import backend
-from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding, use_mesh
+from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding
 from jaxspec.planning.chips import Collective, Slice, Work, merged
 from jaxspec.planning.counting import Parts, Phase, count
 from jaxspec.planning.devices import abstract_mesh
@@ -32,7 +32,7 @@ from jaxspec.planning.hlo import CompiledProgram
 
 def _platform_of(mesh: AnyMesh) -> contextlib.AbstractContextManager:
     """While programs are traced for this mesh: its platform, or none if it has no devices."""
-    return use_mesh(mesh) if isinstance(mesh, Mesh) else backend.no_device()
+    return backend.use_mesh(mesh) if isinstance(mesh, Mesh) else backend.no_device()
 
 
 @dataclasses.dataclass(frozen=True)

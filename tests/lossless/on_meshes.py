@@ -16,8 +16,9 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
+from jaxspec.model.backend import use_mesh
 from jaxspec.model.llama import Llama
-from jaxspec.model.sharding import make_mesh, split_mesh, use_mesh
+from jaxspec.model.sharding import make_mesh, split_mesh
 from tests.lossless.harness import decoded, models, requests, speculation, weights, with_dspark
 
 NEW = 20

@@ -23,10 +23,11 @@ from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
+from jaxspec.model.backend import use_mesh
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import LM_HEAD, dense
-from jaxspec.model.sharding import TRAINING, move, place, use_mesh
+from jaxspec.model.sharding import TRAINING, move, place
 from jaxspec.train.data import dataset
 from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.data.text import Windows
