@@ -39,11 +39,11 @@ soak: .venv/.dev  ## the tests, with the full product of methods; PART=2/8 for a
 mutants: .venv/.dev  ## break the library in many ways, and report which faults the tests find; ONLY=names
 	@$(BIN)/python -m tests.mutants.run $(if $(ONLY),--only $(ONLY))
 
-smoke:  ## a short test of an installation: with another PYTHON, or the LOWEST=1 or LATEST=1 versions of what it needs
+smoke:  ## a short test of an installation: with another PYTHON, the LOWEST=1 or LATEST=1 versions, WITH=other packages
 	@$(PYTHON) -m venv --clear .cache/smoke
 	@$(if $(LATEST),true,$(if $(LOWEST),$(PYTHON) -m tests.smoke --lowest,cat constraints.txt)) > .cache/smoke/versions.txt
 	@.cache/smoke/bin/python -m pip install --quiet --disable-pip-version-check --constraint .cache/smoke/versions.txt \
-		--editable '.[quant,report,search]'
+		--editable '.[quant,report,search]' $(WITH)
 	@.cache/smoke/bin/python -m tests.smoke
 
 release:  ## build sdist and wheel, test both in fresh environments, write dist/NOTES.md, and tag the commit

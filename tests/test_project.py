@@ -34,6 +34,15 @@ def project_files() -> list[Path]:
     return [path for name in listed.stdout.split("\0") if name and (path := ROOT / name).is_file()]
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize(("package", "python"), [("google-tunix", "python3"), ("sglang-jax", "python3.12")])
+def test_it_shares_an_environment(package: str, python: str):
+    """With other projects in JAX; needs a network."""
+    if shutil.which(python) is None:
+        pytest.skip(f"there is no {python}")
+    subprocess.run(["make", "smoke", "LATEST=1", f"WITH={package}", f"PYTHON={python}"], cwd=ROOT, check=True)
+
+
 def test_version_is_the_installed_one():
     assert jaxspec.__version__ == metadata.version(PROJECT["name"]) == PROJECT["version"]
 
