@@ -19,7 +19,8 @@ from pathlib import Path
 
 repository = "{repository}"
 if Path("/content").is_dir():  # in Colab nothing is written elsewhere
-    os.environ |= {{"JAXSPEC_CACHE": "/content/.jaxspec", "HF_HOME": "/content/.huggingface", "TMPDIR": "/content"}}
+    folders = {{"JAXSPEC_CACHE": "/content/.jaxspec", "HF_HOME": "/content/.huggingface", "TMPDIR": "/content"}}
+    os.environ |= folders | dict(os.environ)  # what is set already stays
 if importlib.util.find_spec("jaxspec") is None:
     wheels = sorted(Path.cwd().glob("jax_specdec-*.whl"))  # uploaded beside this notebook
     clones = [folder for folder in (Path.cwd(), Path.cwd().parent) if (folder / "jaxspec" / "py.typed").is_file()]
