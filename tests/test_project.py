@@ -40,7 +40,7 @@ def test_it_shares_an_environment():
     python = next(filter(shutil.which, ("python3.12", "python3.13")), None)
     if python is None:
         pytest.skip("sglang-jax needs Python 3.12")
-    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # other versions exit at them
+    inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # JAX exits at unknown ones
     for package in ("google-tunix", "sglang-jax"):
         command = ["make", "smoke", "LATEST=1", f"WITH={package}", f"PYTHON={python}"]
         subprocess.run(command, cwd=ROOT, env=inherited, check=True)
