@@ -55,7 +55,7 @@ _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 def use_mesh(mesh: Mesh | None) -> Iterator[None]:
     """A context in which the mesh is current; None: no change.
 
-    It is kept here besides, because JAX before 0.8 can set the mesh but has no function that returns it.
+    It is kept here besides, because JAX 0.7.2 can set the mesh but has no function that returns it.
     """
     if mesh is None:
         yield
