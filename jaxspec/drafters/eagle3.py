@@ -26,6 +26,8 @@ from jaxspec.model.layers import Linear, RMSNorm
 from jaxspec.model.llama import STREAM, Angles, Layer, Llama
 from jaxspec.model.sharding import constrain
 
+TapNorm = Literal["none", "each", "all"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Eagle3Options:
@@ -34,7 +36,7 @@ class Eagle3Options:
     taps: tuple[int, ...]  # layers of the target whose inputs are fused, in order
     draft_vocabulary: str | None = None  # mask of the tokens that it can draft, from `to_mask`; None: all
     own_embedding: bool = False  # it has its own embedding instead of the target's
-    tap_norm: Literal["none", "each", "all"] = "none"
+    tap_norm: TapNorm = "none"
     """RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`)."""
     norm_before_residual: bool = False  # the residual stream starts with the normed feature, not with the feature
     final_norm: bool = True  # there is an RMSNorm before the LM head
@@ -169,6 +171,7 @@ class Eagle3(PairDrafter):
         taps: Iterable[int] | None = None,
         width: int | None = None,
         window: int = 0,
+        tap_norm: TapNorm = "none",
     ) -> HeadShape:
         """One of `LlamaConfig.bare_layers`, without norms of queries and keys.
 
@@ -177,11 +180,15 @@ class Eagle3(PairDrafter):
             taps: layers of the target whose inputs it reads, from 0; None: the official three.
             width: its own width, a multiple of the width of a head of attention; None: the target's.
             window: positions that a pair sees, its own included; 0: all.
+            tap_norm: see `Eagle3Options`.
         """
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
         read = official_taps(target.num_layers) if taps is None else tuple(taps)
-        options, layer = Eagle3Options(read, draft_vocabulary=mask, window=window), target.bare_layers(1, qk_norm=False)
+        options, layer = (
+            Eagle3Options(read, mask, tap_norm=tap_norm, window=window),
+            target.bare_layers(1, qk_norm=False),
+        )
         if width not in (None, target.hidden_size):
             options = dataclasses.replace(options, own_embedding=True, target_width=target.hidden_size)
             layer = narrowed(layer, width)

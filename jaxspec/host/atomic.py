@@ -28,7 +28,7 @@ def check_folder(path: Path) -> None:
 
 def check_new(out: Path) -> None:
     """Raises ValueError if an output exists already, or the folder that is to hold it does not."""
-    if out.is_symlink() or (out.exists() and not _is_unfinished(out)):
+    if out.is_symlink() or is_whole(out):
         raise ValueError(f"{out} exists already; name another output or remove it first")
     if not buckets.in_bucket(out) and not (parent := out.absolute().parent).is_dir():
         raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
@@ -111,6 +111,11 @@ def _staged_in_bucket(out: Path) -> Iterator[None]:
             buckets.remove(out)
         raise
     mark.unlink()
+
+
+def is_whole(out: Path) -> bool:
+    """Whether an output of `staged` is there and was completed."""
+    return out.exists() and not _is_unfinished(out)
 
 
 def _is_unfinished(out: Path) -> bool:

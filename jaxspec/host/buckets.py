@@ -12,15 +12,19 @@ import dataclasses
 import errno
 import hashlib
 import importlib.util
+import io
 import logging
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path, PosixPath, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 SCHEME = "gs:"
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
@@ -41,12 +45,6 @@ def to_path(text: str | Path) -> Path:
 
 def in_bucket(path: str | Path) -> bool:
     return isinstance(path, BucketPath)
-
-
-def check_local(path: Path | None, what: str) -> None:
-    """Raises ValueError for a path in a bucket; `what` it is, such as `--run`."""
-    if path is not None and in_bucket(path):
-        raise ValueError(f"{what} cannot be a bucket, like {path}; name a folder on a disk")
 
 
 def with_buckets(options: Any) -> Any:
@@ -156,6 +154,17 @@ class BucketPath(PosixPath):
             there.unlink(missing_ok=missing_ok)
 
 
+def write_array(path: Path, array: np.ndarray) -> None:
+    """Writes a file .npy."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
+def read_array(path: Path) -> Any:
+    """The array of `write_array`: memory-mapped on a disk, and in memory from a bucket."""
+    return np.load(io.BytesIO(path.read_bytes())) if in_bucket(path) else np.load(path, mmap_mode="r")
+
+
 def files_under(folder: Path) -> list[Path]:
     """All files in a folder and the folders below it, sorted."""
     if not in_bucket(folder):
@@ -166,7 +175,10 @@ def files_under(folder: Path) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Removes all objects of a folder in a bucket."""
+    """Removes a folder on a disk, or all objects of one in a bucket."""
+    if not in_bucket(folder):
+        shutil.rmtree(folder)
+        return
     for file in files_under(folder):
         file.unlink(missing_ok=True)
 

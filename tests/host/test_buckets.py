@@ -11,11 +11,15 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.config_json import CheckpointError, read_config
+from jaxspec.checkpoint.loading import load
+from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
@@ -25,8 +29,11 @@ from jaxspec.host.buckets import BucketPath, files_under, to_path, with_buckets
 from jaxspec.host.json_lines import LineLog
 from jaxspec.options.by_command import Eval, Report
 from jaxspec.train.data import sources
-from jaxspec.train.options import Data
-from jaxspec.train.run.folder import open_run
+from jaxspec.train.hyperparameters import Recipe
+from jaxspec.train.methods import lm
+from jaxspec.train.options import Data, Lm
+from jaxspec.train.run.folder import Run, open_run
+from jaxspec.train.run.log import Log
 from tests.bucket import NAME, Bucket, Fault
 from tests.evaluate import tiny
 
@@ -263,6 +270,38 @@ def test_training_text(root: Path, tmp_path: Path):
         assert ours == theirs and len(ours) == (1 if name else 2)
 
 
-def test_the_folder_of_a_run(root: Path):
-    with pytest.raises(ValueError, match=f"--run cannot be a bucket, like {ROOT}/run"), open_run(root / "run", {}):
+def test_a_run_resumes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Tokenizer, text, checkpoints and metrics: as on a disk, after an error between two checkpoints."""
+    (tmp_path / "data").mkdir()
+    for name in ("a.py", "shutil.py"):  # the latter is held out by its name
+        (tmp_path / "data" / name).write_text("".join(f"def f{i}(x):\n    return x + {i}\n" for i in range(200)))
+
+    def settings(out: Path) -> Lm:
+        recipe = Recipe(steps=9, batch_size=4, learning_rate=1e-2, evaluate_every=6, save_every=4)
+        data, vocab_size = Data(data=tmp_path / "data"), 270
+        return Lm(
+            out=out, data=data, recipe=recipe, layers=1, hidden_size=16, head_dim=8, vocab_size=vocab_size, context=16
+        )
+
+    def ends_early(log: Log, step: int, measures: Any) -> None:
+        keep(log, step, measures)
+        if step == 7:
+            raise KeyboardInterrupt
+
+    lm.train(settings(tmp_path / "lm"))
+    keep = Log.step
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(Log, "step", ends_early)
+        lm.train(settings(root / "lm"))
+    assert not (root / "lm" / "config.json").exists()
+    assert Run(root / "lm.run").started
+    asked = settings(root / "lm")
+    with pytest.raises(ValueError, match=r"was started with --steps 9 and not 10"):
+        lm.train(dataclasses.replace(asked, recipe=dataclasses.replace(asked.recipe, steps=10)))
+    lm.train(asked)
+    assert (root / "lm.run/metrics.jsonl").read_text() == (tmp_path / "lm.run/metrics.jsonl").read_text()
+    ours, theirs = (module_to_dict(load(place / "lm").target) for place in (root, tmp_path))
+    assert all(np.asarray(ours[name]).tobytes() == np.asarray(theirs[name]).tobytes() for name in theirs)
+    (root / "other" / "file").write_text("")
+    with pytest.raises(ValueError, match="is not the folder of a run"), open_run(root / "other", {}):
         pass

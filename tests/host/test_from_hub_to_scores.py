@@ -37,7 +37,7 @@ def around(in_bucket: Bucket, tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def test_from_the_hub_to_scores(around: dict[str, str], in_bucket: Bucket, tmp_path: Path):
     all_ended(start([("jaxspec-convert", "llama", "org/model", CKPT)], processes=2, devices=1, **around))
-    run = Run(tmp_path / "run")
+    run = Run(to_path(f"gs://{NAME}/run"))
     train_in_two_goes(run, around)
     assert "ckpt/heads/eagle/config.json" in in_bucket.names()
 
@@ -69,6 +69,7 @@ def killed_after_its_first_answers(machine: subprocess.Popen, answers: str) -> N
 def train_in_two_goes(run: Run, around: dict[str, str]) -> None:
     """Trains a head on two processes of four devices. They are killed, and go on with another mesh."""
     about = ("--target", CKPT, "--data", DATA, "--out", HEAD, "--run", run.folder)
+    about = (*about, "--cache-features", f"gs://{NAME}/features")
     steps = ("--steps", 12, "--batch-size", 8, "--context", 32, "--save-every", 2)
     train = ("jaxspec-train", "eagle", *about, *steps)
     running = start([(*train, "--mesh", "data=4,model=2")], processes=2, devices=4, **around)

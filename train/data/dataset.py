@@ -8,6 +8,7 @@ import grain
 import numpy as np
 
 from jaxspec.host.atomic import staged
+from jaxspec.host.buckets import read_array, write_array
 from jaxspec.host.terminal import say
 from jaxspec.train.data.encoding import encode
 from jaxspec.train.data.sources import Sources, Texts, split
@@ -58,12 +59,12 @@ def load(place: Path) -> tuple[Windows, Windows | None]:
 def write(folder: Path, packed: Windows) -> None:
     with staged(folder, sum(getattr(packed, name).nbytes for name in _FIELDS)) as place:
         for name in _FIELDS:
-            np.save(place / f"{name}.npy", getattr(packed, name))
+            write_array(place / f"{name}.npy", getattr(packed, name))
 
 
 def read(folder: Path) -> Windows:
-    """The windows in a folder, memory-mapped."""
-    return Windows(**{name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in _FIELDS})
+    """The windows in a folder, memory-mapped; in memory from a bucket."""
+    return Windows(**{name: read_array(folder / f"{name}.npy") for name in _FIELDS})
 
 
 def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:

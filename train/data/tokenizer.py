@@ -47,7 +47,7 @@ def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 def save(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
     """Writes tokenizer.json and tokenizer_config.json, which versions 4 and 5 of transformers read."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     values = {
         "bos_token": BOS,
         "clean_up_tokenization_spaces": False,

@@ -196,7 +196,7 @@ def write_labels(file: Path, labels: Sequence[Labels]) -> None:
 
 def read_labels(file: Path) -> list[Labels]:
     """Inverse of `write_labels`."""
-    with np.load(file) as stored:
+    with np.load(io.BytesIO(file.read_bytes())) as stored:
         count = len(stored.files) // len(_FIELDS)
         return [Labels(**{name: stored[f"{i}.{name}"] for name in _FIELDS}) for i in range(count)]
 

@@ -38,7 +38,7 @@ def train(settings: options.Eagle3) -> Eagle3Head:
         heads.check_taps(settings.taps or (), config)
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
-        chosen_shape = {name: getattr(settings, name) for name in ("taps", "width", "window")}
+        chosen_shape = {name: getattr(settings, name) for name in ("taps", "tap_norm", "width", "window")}
         shape = drafter.head_for(config, ids=ids, **chosen_shape)
         head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))
         return heads.train(job, drafter, shape, head, partial(loss, objective=settings.objective))

@@ -13,7 +13,7 @@ from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.tokenizer import GENERIC, load_tokenizer
 from jaxspec.host import compilation
-from jaxspec.host.atomic import staged
+from jaxspec.host.atomic import is_whole, staged
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
@@ -66,7 +66,7 @@ def train(settings: Lm) -> None:
         open_run(run_folder(out, settings.run_dir), as_typed("lm", settings)) as run,
         staged(out, memory.required_bytes(model, dtype)) as folder,
     ):
-        if not run.data.exists():
+        if not is_whole(run.data):
             learn(run.data, found, model, recipe)
         packed, held_out = dataset.load(run.data)
         measure = None if held_out is None else measurement(loss, held_out, recipe, frozen=None)

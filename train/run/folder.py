@@ -3,20 +3,20 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxspec.host import processes
+from jaxspec.host import buckets, processes
 from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
-from jaxspec.host.buckets import check_local
 
 _FREE = (
     "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "mesh", "coordinator", "processes",
     "process_id",
 )  # fmt: skip
+
+_SAVED = "commit_success.txt"  # Orbax's mark of a checkpoint that is complete, in a bucket
 
 
 class Run:
@@ -37,8 +37,10 @@ class Run:
     @property
     def started(self) -> bool:
         """Whether the run can be resumed: it has a checkpoint (named by its step), labels or trials."""
-        saved = any(path.name.isdecimal() for path in self.checkpoints.glob("*"))
-        return saved or any(self.labels.glob("*.npz")) or self.trials.exists()
+        saved = [path for path in self.checkpoints.glob("*") if path.name.isdecimal()]
+        if buckets.in_bucket(self.folder):
+            saved = [path for path in saved if (path / _SAVED).exists()]
+        return bool(saved) or any(self.labels.glob("*.npz")) or self.trials.exists()
 
 
 def as_typed(name: str, settings: Any) -> dict[str, Any]:
@@ -68,7 +70,6 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
 
     Raises ValueError if the folder belongs to a run with other settings (from `as_typed`), or is not that of a run.
     """
-    check_local(folder, "--run")
     run = Run(folder)
     if not processes.is_first():
         processes.wait()
@@ -82,21 +83,23 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     if file.exists() and run.started:
         _check_same(file, settings)
     elif folder.exists():
-        shutil.rmtree(folder)  # killed before its first checkpoint, so nothing is lost
-    first = not folder.parent.exists()  # the folder `heads` of a checkpoint may be new
+        buckets.remove(folder)  # killed before its first checkpoint, so nothing is lost
+    first = (
+        not buckets.in_bucket(folder) and not folder.parent.exists()
+    )  # the folder `heads` of a checkpoint may be new
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob(".*.part"):
-            shutil.rmtree(left, ignore_errors=True)
+        for left in unfinished:
+            left.unlink(missing_ok=True)
         write_whole(file, json.dumps(settings, indent=2) + "\n")
         processes.wait()
         yield run
     finally:
         if not run.started:
-            shutil.rmtree(folder, ignore_errors=True)
-            if first:
-                with contextlib.suppress(OSError):  # it may not be empty
-                    folder.parent.rmdir()
+            with contextlib.suppress(OSError):
+                buckets.remove(folder)
+                if first:
+                    folder.parent.rmdir()  # it may not be empty
 
 
 def _check_same(file: Path, settings: dict[str, Any]) -> None:

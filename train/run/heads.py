@@ -20,7 +20,7 @@ from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
 from jaxspec.host import compilation, processes
-from jaxspec.host.atomic import check_new, staged, staged_by_all
+from jaxspec.host.atomic import check_new, is_whole, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.backend import use_mesh
@@ -88,7 +88,7 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     length = min(job.settings.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
-    if processes.is_first() and not data.exists():
+    if processes.is_first() and not is_whole(data):
         with staged(data, 0) as folder:
             dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe)
     processes.wait()

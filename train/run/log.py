@@ -3,17 +3,17 @@
 import contextlib
 import json
 import math
-import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import numpy as np
 
+from jaxspec.host import buckets
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.terminal import Progress, progress, say
 
 _AHEAD = 2  # most steps that the host runs ahead of the device
@@ -24,13 +24,15 @@ class Log:
 
     Metrics stay on the device until they are shown or flushed, so that the device never waits for the host.
 
-    `done` steps of the run's `steps` were done before; a step has `tokens` tokens.
+    `done` steps of the run's `steps` were done before; a step has `tokens` tokens. If `file` is None nothing is
+    written, because another process writes.
     """
 
-    def __init__(self, file: IO[str], shown: Progress, done: int, steps: int, tokens: int):
+    def __init__(self, file: Path | None, shown: Progress, done: int, steps: int, tokens: int):
         self.file, self.shown = file, shown
         self.done, self.steps, self.tokens = done, steps, tokens
         self.waiting: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self.lines: list[dict[str, Any]] = []
         self.began, self.since = time.monotonic(), done
 
     def step(self, step: int, measures: Mapping[str, jax.Array]) -> None:
@@ -50,7 +52,7 @@ class Log:
 
     def evaluation(self, step: int, measured: Mapping[str, Any]) -> None:
         """Takes the measurements on held-out text. Their time does not count in the speed."""
-        self.file.write(json.dumps({"step": step, "evaluation": measured}) + "\n")
+        self.lines.append({"step": step, "evaluation": measured})
         shown = ", ".join(f"{name} {_short(value)}" for name, value in measured.items() if name != "score")
         say(f"step {step}: held out: {shown}")
         self.began, self.since = time.monotonic(), step
@@ -61,24 +63,21 @@ class Log:
             values = {name: float(value) for name, value in measures.items()}
             if not math.isfinite(values["loss"]):
                 raise ValueError(f"the loss at step {step} is {values['loss']}; lower --learning-rate")
-            self.file.write(json.dumps({"step": step, **values}) + "\n")
+            self.lines.append({"step": step, **values})
         self.waiting.clear()
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        if self.file is not None:
+            append_lines(self.file, self.lines)
+        self.lines.clear()
 
 
 @contextlib.contextmanager
 def open_log(file: Path | None, done: int, steps: int, tokens: int) -> Iterator[Log]:
-    """Opens the log of a run. Lines of steps after `done` are removed, because these steps are repeated.
-
-    If `file` is None nothing is written, because another process writes.
-    """
+    """Opens the log of a run. Lines of steps after `done` are removed, because these steps are repeated."""
     if file is not None and file.exists():
-        write_whole(file, "".join(json.dumps(line) + "\n" for line in read(file) if line["step"] <= done))
-    nowhere = lambda: tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115
-    opened = nowhere() if file is None else file.open("a", encoding="utf-8")
-    with opened, progress("step", steps, done) as shown:
-        yield Log(opened, shown, done, steps, tokens)
+        write_whole(file, "".join(to_line(line) for line in read(file) if line["step"] <= done))
+    with progress("step", steps, done) as shown:
+        yield Log(file, shown, done, steps, tokens)
+    buckets.flush()
 
 
 def read(file: Path) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Int
 
 from jaxspec.checkpoint.loading import training_dtype
-from jaxspec.host import processes
+from jaxspec.host import buckets, processes
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.sharding import replicate, shard_batch
@@ -83,6 +83,7 @@ def fit(
                 due |= interrupts.pending and alone  # other processes do not know of a signal to this one
                 if due:
                     log.flush()  # steps before a checkpoint are never repeated
+                    buckets.flush()
                     checkpoints.save(done, state, data.get_state(), measured)
                 if due and interrupts.pending:
                     checkpoints.wait()

@@ -34,9 +34,12 @@ def target() -> Llama:
     return Llama(CONFIG, rngs=nnx.Rngs(0))
 
 
-@pytest.fixture(scope="module", params=[{}, {"width": 2 * CONFIG.hidden_size, "window": 4}], ids=["usual", "wide"])
+WIDE = {"width": 2 * CONFIG.hidden_size, "window": 4, "tap_norm": "each"}
+
+
+@pytest.fixture(scope="module", params=[{}, WIDE], ids=["usual", "wide"])
 def head(request: pytest.FixtureRequest, target: Llama) -> Eagle3Head:
-    """One as usual, and one wider than the target, with a sliding window and an embedding of its own."""
+    """One as usual, and one wider than the target, with a sliding window, normed taps and an embedding of its own."""
     found = Eagle3().build_head(Eagle3().head_for(CONFIG, ids=IDS, **request.param), nnx.Rngs(1))
     return eagle3.initial(target, found) if request.param else found
 

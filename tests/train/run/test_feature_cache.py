@@ -14,6 +14,7 @@ from flax import nnx
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Models
 from jaxspec.drafters.edd import Edd
+from jaxspec.host.buckets import to_path
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective, Recipe
@@ -22,9 +23,18 @@ from jaxspec.train.run import feature_cache
 from jaxspec.train.run.folder import open_run
 from jaxspec.train.run.packed import hidden_states, read
 from jaxspec.train.run.trainer import fit
+from tests.bucket import NAME
 
 
-def test_features_are_computed_once(tmp_path):
+@pytest.fixture(params=["disk", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "disk":
+        return tmp_path
+    request.getfixturevalue("in_bucket")
+    return to_path(f"gs://{NAME}")
+
+
+def test_features_are_computed_once(place: Path):
     shape = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
     target = Llama(shape, rngs=nnx.Rngs(0))
     tokens = np.random.default_rng(0).integers(0, 40, (6, 12)).astype(np.int32)
@@ -32,7 +42,7 @@ def test_features_are_computed_once(tmp_path):
     batch = lambda rows: Windows(
         tokens=tokens[rows], segment=packed.segment[rows], counted=packed.counted[rows], index=np.array(rows)
     )
-    cache = feature_cache.open_cache(tmp_path / "features", target, packed)
+    cache = feature_cache.open_cache(place / "features", target, packed)
     found = cache.complete(batch([4, 1])).features
     assert found is not None
     np.testing.assert_array_equal(
@@ -43,15 +53,15 @@ def test_features_are_computed_once(tmp_path):
     def never(*_: object) -> jax.Array:
         raise AssertionError
 
-    again = feature_cache.open_cache(tmp_path / "features", target, packed)
+    again = feature_cache.open_cache(place / "features", target, packed)
     again = dataclasses.replace(again, compute=never)
     np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
-    (tmp_path / "features/features.json").unlink()  # as if it had been killed before it was whole
-    assert not feature_cache.open_cache(tmp_path / "features", target, packed).known.any()
+    (place / "features/features.json").unlink()  # as if it had been killed before it was whole
+    assert not feature_cache.open_cache(place / "features", target, packed).known.any()
     other = Llama(shape, rngs=nnx.Rngs(0))
     other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
     with pytest.raises(ValueError, match="holds the features of another target or text"):
-        feature_cache.open_cache(tmp_path / "features", other, packed)
+        feature_cache.open_cache(place / "features", other, packed)
 
 
 @pytest.fixture(scope="module")
