@@ -101,8 +101,8 @@ class Eagle3(HeadSettings):
     taps: tuple[int, ...] | None = None
     """Target layers, counted from 0, whose inputs the head reads. Default: 2, n/2 and n - 3 of n layers."""
     tap_norm: Literal["none", "each", "all"] = "none"
-    """RMSNorm of these inputs before the head joins them: of each, or of all as one vector. EAGLE's own code reads only
-    heads without. Use `each` where the layers' inputs differ much in size."""
+    """RMSNorm of these inputs before the head joins them: of `each`, or of `all` as one vector. EAGLE's own code cannot
+    load such a head. `each` is for targets whose layers have inputs of very different size."""
     width: int | None = None
     """Width of the head's residual stream; it then learns an embedding of its own. Default: the target's."""
     window: int = 0

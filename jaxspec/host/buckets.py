@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import hashlib
 import importlib.util
-import io
 import logging
 import os
 import re
@@ -23,8 +22,6 @@ from collections.abc import Iterator
 from pathlib import Path, PosixPath, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 SCHEME = "gs:"
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
@@ -152,17 +149,6 @@ class BucketPath(PosixPath):
     def unlink(self, missing_ok: bool = False) -> None:
         with self._there() as there:
             there.unlink(missing_ok=missing_ok)
-
-
-def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a file .npy."""
-    with path.open("wb") as file:
-        np.save(file, array)
-
-
-def read_array(path: Path) -> Any:
-    """The array of `write_array`: memory-mapped on a disk, and in memory from a bucket."""
-    return np.load(io.BytesIO(path.read_bytes())) if in_bucket(path) else np.load(path, mmap_mode="r")
 
 
 def files_under(folder: Path) -> list[Path]:

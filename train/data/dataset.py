@@ -1,6 +1,7 @@
 """A run's packed windows on disk, and the stream of batches from them; checkpoints store its position (grain)."""
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import grain
 import numpy as np
 
 from jaxspec.host.atomic import staged
-from jaxspec.host.buckets import read_array, write_array
+from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
 from jaxspec.train.data.encoding import encode
 from jaxspec.train.data.sources import Sources, Texts, split
@@ -59,12 +60,18 @@ def load(place: Path) -> tuple[Windows, Windows | None]:
 def write(folder: Path, packed: Windows) -> None:
     with staged(folder, sum(getattr(packed, name).nbytes for name in _FIELDS)) as place:
         for name in _FIELDS:
-            write_array(place / f"{name}.npy", getattr(packed, name))
+            with (place / f"{name}.npy").open("wb") as file:
+                np.save(file, getattr(packed, name))
 
 
 def read(folder: Path) -> Windows:
     """The windows in a folder, memory-mapped; in memory from a bucket."""
     return Windows(**{name: read_array(folder / f"{name}.npy") for name in _FIELDS})
+
+
+def read_array(path: Path) -> Any:
+    """The array of a file .npy, memory-mapped on a disk, and in memory from a bucket."""
+    return np.load(io.BytesIO(path.read_bytes())) if in_bucket(path) else np.load(path, mmap_mode="r")
 
 
 def batches(packed: Windows, size: int, seed: int) -> grain.DatasetIterator:

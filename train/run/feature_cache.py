@@ -15,12 +15,14 @@ from rich import filesize
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
-from jaxspec.host.buckets import read_array
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shard_batch
+from jaxspec.train.data.dataset import read_array
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run.packed import target_features
+
+_FILES = "window-*.npy"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,12 +50,12 @@ class Cache:
                     self._write(number, np.stack(window))
             self.known[index] = True
             processes.wait()
-        stored = np.stack([read_array(self._file(number)) for number in index], axis=1)
-        features, *taps = stored.view(self.target.dtype)
+        joined = np.stack([read_array(self._file(number)) for number in index], axis=1)
+        features, *taps = joined.view(self.target.dtype)
         return dataclasses.replace(batch, features=features, taps=tuple(taps))
 
     def _file(self, number: int) -> Path:
-        return self.folder / f"{number}.npy"
+        return self.folder / f"window-{number}.npy"
 
     def _write(self, number: int, window: np.ndarray) -> None:
         content = io.BytesIO()
@@ -76,8 +78,8 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         size = int(np.prod(shape)) * target.dtype.itemsize * (1 + len(taps))
         say(f"the features of {packed.tokens.size:,} tokens will take {filesize.decimal(size)} in {folder}")
         folder.mkdir(parents=True, exist_ok=True)
-        for unmarked in folder.glob("*.npy"):
-            unmarked.unlink()
+        if any(folder.glob(_FILES)):
+            raise ValueError(f"{folder} holds features but no {file.name}; name another folder with --cache-features")
         check_room(file, size)
         write_whole(file, json.dumps(of) + "\n")  # before any window
     processes.wait()
@@ -87,5 +89,10 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
             "--cache-features"
         )
     known = np.zeros(len(packed.tokens), bool)
-    known[processes.broadcast_from_first(lambda: [int(stored.stem) for stored in folder.glob("*.npy")])] = True
+    known[processes.broadcast_from_first(lambda: stored(folder))] = True
     return Cache(folder, target, known, jax.jit(partial(target_features, taps=tuple(taps))))
+
+
+def stored(folder: Path) -> list[int]:
+    """The numbers of the windows whose files are in a folder."""
+    return [int(file.stem.partition("-")[2]) for file in folder.glob(_FILES)]

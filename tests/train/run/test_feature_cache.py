@@ -56,12 +56,13 @@ def test_features_are_computed_once(place: Path):
     again = feature_cache.open_cache(place / "features", target, packed)
     again = dataclasses.replace(again, compute=never)
     np.testing.assert_array_equal(again.complete(batch([1, 4])).features, found[::-1])
-    (place / "features/features.json").unlink()  # as if it had been killed before it was whole
-    assert not feature_cache.open_cache(place / "features", target, packed).known.any()
     other = Llama(shape, rngs=nnx.Rngs(0))
     other.layers[0].attention.o.kernel[...] = other.layers[0].attention.o.kernel[...] + 1e-3
     with pytest.raises(ValueError, match="holds the features of another target or text"):
         feature_cache.open_cache(place / "features", other, packed)
+    (place / "features/features.json").unlink()
+    with pytest.raises(ValueError, match=r"holds features but no features.json"):
+        feature_cache.open_cache(place / "features", target, packed)
 
 
 @pytest.fixture(scope="module")
