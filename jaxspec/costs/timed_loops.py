@@ -29,10 +29,8 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
-from jaxspec.model.backend import loop_options
 from jaxspec.model.llama import Llama, Output, forward
 
-_timed = partial(jax.jit, compiler_options=loop_options())
 Job = Callable[[int], Any]  # runs so many iterations; its result may still be under way
 
 
@@ -58,7 +56,7 @@ def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int
     return partial(rounds, to_depth(spec), models, at_level)
 
 
-@_timed
+@jax.jit
 def verify_many(
     target: Llama,
     tokens: Int[Array, "B N"],
@@ -86,7 +84,7 @@ def _first_row(out: Output) -> tuple[kv.KV, ...]:
     return tuple(kv.gather_path(layer, path) for layer in out.nodes)
 
 
-@partial(_timed, static_argnames=("spec", "size"))
+@partial(jax.jit, static_argnames=("spec", "size"))
 def resume(
     spec: Speculation, size: int, models: Models, state: DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
@@ -169,7 +167,7 @@ def to_depth(spec: Speculation) -> Speculation:
     return dataclasses.replace(spec, builder=builder, controller=controller, tree_sizes=())
 
 
-@partial(_timed, static_argnames="spec")
+@partial(jax.jit, static_argnames="spec")
 def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, ""]:
     """Runs `iterations` rounds at the same length of the text, and returns the number of levels of the last one."""
 
@@ -181,7 +179,7 @@ def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: In
     return jax.lax.dynamic_index_in_dim(after.history.levels, state.round, axis=1, keepdims=False).max()
 
 
-@partial(_timed, static_argnames="spec")
+@partial(jax.jit, static_argnames="spec")
 def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, " B"]:
     """Runs `iterations` decisions after the first level, and returns how often each row would draft another level."""
     root = root_frontier(state.length.shape[0])
@@ -204,7 +202,7 @@ def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int
     return jax.lax.fori_loop(0, iterations, once, jnp.zeros_like(state.length))
 
 
-@partial(_timed, static_argnames="spec")
+@partial(jax.jit, static_argnames="spec")
 def learn(spec: Speculation, state: DecodeState, iterations: Int[Array, ""]) -> Any:
     """The controller's state after `iterations` rounds of full depth, in which 0, 1, 2, … drafts were accepted."""
     depth = jnp.full_like(state.length, spec.builder.depth)

@@ -28,7 +28,7 @@ from jaxspec.decoding.tree import (
     take,
 )
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.backend import loop_options
+from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
@@ -59,7 +59,7 @@ class Verified:
     jax.jit,
     static_argnames="spec",
     donate_argnames="state",
-    compiler_options=loop_options(),
+    compiler_options=chosen_options(TPU_LOOP_OPTIONS),
 )
 def decode(
     spec: Speculation,

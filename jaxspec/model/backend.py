@@ -5,14 +5,11 @@ measures.
 """
 
 import contextlib
-import functools
 import math
 import os
 import re
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -42,14 +39,6 @@ TPU_PREFILL_OPTIONS = {"xla_tpu_scoped_vmem_limit_kib": "49152"}
 
 They are off: no TPU has confirmed them, and an estimate cannot, because one of them changes what the compiler assumes
 about the hardware.
-"""
-
-CPU_LOOP_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-"""jaxlib 0.10 computes products of two and more rows on a CPU by YNNPACK, and without it by Eigen.
-
-Verification has few rows. For SmolLM2-135M in float32 on an EPYC with AVX2, one forward over 5, 8 and 16 nodes takes
-1.18, 1.15 and 1.25 times as long by YNNPACK, for builtin over 6, 10 and 16 nodes 1.15, 1.34 and 1.34 times. Prefill is
-as fast by either.
 """
 
 
@@ -150,23 +139,6 @@ def single_row_is_slow(dtype: Any) -> bool:
     return platform() != "cpu" or (dtype == jnp.bfloat16 and not _no_device.get())
 
 
-def two_rows_are_slow(dtype: Any) -> bool:
-    """Whether a product with two rows is slower than two with one: on CPUs, by Eigen.
-
-    30 layers with SmolLM2's kernels take the EPYC 38 ms for one row, 67 ms for two, and 49 ms for two one by one.
-    """
-    on_one_cpu = platform() == "cpu" and current_mesh() is None and not _no_device.get()
-    return on_one_cpu and _uses_eigen() and dtype == jnp.float32
-
-
-def fewest_rows_of_a_table(dtype: Any) -> int:
-    """The rows that a product with a transposed table of embeddings is padded to, if it has more than one.
-
-    Without YNNPACK, SmolLM2's tied LM head takes the EPYC 129 ms for 2 to 7 rows, and 22 ms for 8.
-    """
-    return 8 if two_rows_are_slow(dtype) else 1
-
-
 def cache_dtype(dtype: Any) -> Any:
     """The dtype of caches and nodes of a model whose weights have `dtype`; their values are rounded to `dtype` first.
 
@@ -228,22 +200,6 @@ def threshold_bits() -> int:
 def has_tpu_options() -> bool:
     """Whether the user turned on the options above: the environment variable JAXSPEC_TPU_OPTIONS is 1."""
     return os.environ.get("JAXSPEC_TPU_OPTIONS") == "1"
-
-
-@functools.cache
-def _uses_eigen() -> bool:
-    """Whether products in the loop are computed by Eigen on a CPU: where that was measured, and the option exists.
-
-    YNNPACK has kernels for AVX-512, and Eigen in jaxlib has none.
-    """
-    about = Path("/proc/cpuinfo")
-    flags = set(about.read_text(encoding="utf-8").split()) if about.exists() else set()
-    return version("jaxlib").startswith("0.10.") and "avx2" in flags and "avx512f" not in flags
-
-
-def loop_options() -> dict[str, str]:
-    """The `compiler_options` of `loop.decode`. Those for CPUs mean nothing to other platforms."""
-    return {**(CPU_LOOP_OPTIONS if _uses_eigen() else {}), **(chosen_options(TPU_LOOP_OPTIONS) or {})}
 
 
 def chosen_options(options: Mapping[str, str]) -> dict[str, str] | None:

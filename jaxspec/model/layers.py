@@ -70,7 +70,7 @@ class Linear(nnx.Module):
         self.inputs = axes[-2]
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
-        y = of_few_rows(x, self.multiply)
+        y = pad_single_row(x, self.multiply)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
     def multiply(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
@@ -89,36 +89,14 @@ class Linear(nnx.Module):
         return product(x, quantization.to_float(values, scale).astype(x.dtype), summed)
 
 
-Multiply = Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
-
-
-def of_few_rows(x: Float[Array, "*B I"], multiply: Multiply) -> Float[Array, "*B O"]:
-    """multiply(x). Where two rows are faster than one, a single row is padded with a row of zeros. Where they are
-    slower than two products with one row, each has its own."""
-    count = math.prod(x.shape[:-1])
-    if count == 1 and backend.single_row_is_slow(x.dtype):
-        return _padded(x, 2, multiply)
-    if count == 2 and backend.two_rows_are_slow(x.dtype):
-        rows = x.reshape(2, x.shape[-1])
-        return jnp.concatenate([multiply(rows[:1]), multiply(rows[1:])]).reshape(*x.shape[:-1], -1)
-    return multiply(x)
-
-
-def table_product(x: Float[Array, "*B I"], table: Float[Array, "O I"]) -> Float[Array, "*B O"]:
-    """x @ table.T, float32, for a table of embeddings."""
-
-    def multiply(x) -> Any:
-        return product(x, table.astype(x.dtype).T)
-
-    fewest = backend.fewest_rows_of_a_table(x.dtype)
-    return _padded(x, fewest, multiply) if 1 < math.prod(x.shape[:-1]) < fewest else multiply(x)
-
-
-def _padded(x: Float[Array, "*B I"], count: int, multiply: Multiply) -> Float[Array, "*B O"]:
-    """multiply(x), computed with rows of zeros up to `count` rows."""
-    rows = x.reshape(-1, x.shape[-1])
-    y = multiply(jnp.pad(rows, [(0, count - len(rows)), (0, 0)]))
-    return y[: len(rows)].reshape(*x.shape[:-1], -1)
+def pad_single_row(
+    x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
+) -> Float[Array, "*B O"]:
+    """multiply(x); a single row is padded with a row of zeros where two rows are faster than one."""
+    if math.prod(x.shape[:-1]) > 1 or not backend.single_row_is_slow(x.dtype):
+        return multiply(x)
+    two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
+    return multiply(two)[:1].reshape(*x.shape[:-1], -1)
 
 
 def fusion_barrier(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:

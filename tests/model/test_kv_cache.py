@@ -84,22 +84,5 @@ def test_a_single_row_in_bfloat16_is_computed_as_one_of_two():
         rows.append(len(x))
         return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
 
-    np.testing.assert_array_equal(layers.of_few_rows(x[:1], multiply), multiply(x)[:1])
+    np.testing.assert_array_equal(layers.pad_single_row(x[:1], multiply), multiply(x)[:1])
     assert rows == [2, 2]
-
-
-@pytest.mark.parametrize("eigen", [False, True])
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 8])
-def test_few_rows_have_the_products_of_many(eigen: bool, count: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(backend, "_uses_eigen", lambda: eigen)
-    x, kernel = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate([(9, 16), (16, 24)]))
-    table, rows = jax.random.normal(jax.random.key(2), (24, 16)), []
-
-    def multiply(x: jax.Array) -> jax.Array:
-        rows.append(len(x.reshape(-1, 16)))
-        return x @ kernel
-
-    given = x[:count].reshape(1, count, 16)
-    np.testing.assert_allclose(layers.of_few_rows(given, multiply), given @ kernel, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(layers.table_product(given, table), given @ table.T, rtol=1e-5, atol=1e-5)
-    assert rows == ([1, 1] if eigen and count == 2 else [count])

@@ -35,7 +35,7 @@ def test_a_row_that_gets_company_has_the_same_product_and_slope(monkeypatch: pyt
     kernel, x = jax.random.normal(jax.random.key(0), (6, 5)), jax.random.normal(jax.random.key(1), (1, 1, 6))
 
     def loss(x):
-        return (layers.fusion_barrier(layers.of_few_rows(x, lambda x: x @ kernel)) ** 2).sum()
+        return (layers.fusion_barrier(layers.pad_single_row(x, lambda x: x @ kernel)) ** 2).sum()
 
     wanted = jax.value_and_grad(loss)(x)
     monkeypatch.setattr(backend, "platform", lambda: "tpu")
@@ -53,7 +53,7 @@ def test_options_are_off_by_default(value: str | None, on: bool, monkeypatch: py
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
-@pytest.mark.parametrize("options", [backend.TPU_LOOP_OPTIONS, backend.TPU_PREFILL_OPTIONS, backend.loop_options()])
+@pytest.mark.parametrize("options", [backend.TPU_LOOP_OPTIONS, backend.TPU_PREFILL_OPTIONS])
 def test_the_compiler_accepts_its_options(options: dict[str, str]):
     x = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=SingleDeviceSharding(tpus(parse_slice("v5e:2x2"))[0]))
     assert jax.jit(jnp.sum, compiler_options=options).lower(x).compile() is not None
