@@ -35,10 +35,11 @@ class PlainRounds(Controller):
     """Another controller, except that no row drafts while drafting does not pay.
 
     A round of drafts gains its mean number of tokens per row, less its cost in plain rounds. The gains are added up. A
-    sum above 0 is set to 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41, 1954). If the
-    sum falls below -PATIENCE B^ROWS, rounds are plain. Each of them adds TRIAL, until one round drafts on trial. If its
-    drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss. In the lower
-    half of its range, rounds draft few levels.
+    sum above 0 is set to 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41, 1954). In the
+    lower half of the range between 0 and -PATIENCE B^ROWS, rounds are on trial: they draft few levels. If one of these
+    takes the sum below the range, rounds are plain. No other round does, because one long round that loses, such as
+    the first by the prior, shows little. Each plain round adds TRIAL, until one round drafts on trial again. If its
+    drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss.
 
     All rows draft or none does, because a round takes as long for one row as for all.
 
@@ -101,7 +102,8 @@ class PlainRounds(Controller):
         cost = self.costs.round_cost(levels.max(), 1.0 + jnp.asarray(counts.verified).max()) / self.costs.plain_cost
         tokens = jnp.where(levels > 0, jnp.asarray(counts.uncut), 1)  # tokens of copies are not the drafter's
         gain = jnp.where(levels.max() > 0, mean(tokens, seen) - cost, TRIAL)
-        balance = jnp.clip(mean(state.balance, seen) + gain, least(seen) - MOST, 0.0)
+        lowest = jnp.where(state.on_trial, least(seen) - MOST, 0.9 * least(seen))
+        balance = jnp.clip(mean(state.balance, seen) + gain, lowest, 0.0)
         return PlainState(
             balance=jnp.where(seen, balance, state.balance),
             on_trial=jnp.where(seen, balance < least(seen) / 2, state.on_trial),

@@ -33,7 +33,7 @@ from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
 
-READ_TOGETHER = 256
+READ_TOGETHER = 320
 """Most new tokens of a batch that a drafter reads at once in `observe`, if there are more positions for them: about as
 many as an accelerator computes while it reads the weights."""
 

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 # each size up to 16 takes about 1.3 times as long as the one before it, and the others 1.6 times.
 CPU_TREE_SIZES = (1, 2, 6, 10, 16, 32, 64)
 ACCELERATOR_TREE_SIZES = (8, 16, 32, 64)
-TREE_SIZES_BY_COST = (4, 6, 8, 12, 16, 32, 64)  # in a batch of 64, eight nodes take an accelerator longer than four
+TREE_SIZES_BY_COST = (4, 5, 7, 12, 16, 32, 64)  # chains of 3, 4 and 6 drafts; nodes cost time in large batches
 CPU_CHUNKS = (32, 128)  # larger products are not faster on a CPU, and padding costs time
 ACCELERATOR_CHUNKS = (32, 128, 512)
 

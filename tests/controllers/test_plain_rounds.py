@@ -87,6 +87,13 @@ def test_rounds_on_trial_have_few_levels():
     assert low.on_trial.all() and not high.on_trial.any()
 
 
+def test_only_a_round_on_trial_ends_drafting():
+    loss = round_of([0] * 4, [DEPTH] * 4)
+    once = CONTROLLER.update(CONTROLLER.init(4), dataclasses.replace(loss, verified=jnp.full(4, 15)))
+    assert once.on_trial.all() and begun(once, [True] * 4) == [True] * 4
+    assert begun(CONTROLLER.update(once, loss), [True] * 4) == [False] * 4
+
+
 @final
 @dataclasses.dataclass(frozen=True)
 class EveryThird(Controller):
