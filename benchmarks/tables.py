@@ -40,7 +40,7 @@ BEST = (
 """The methods of the README's table, as far as they were run."""
 
 ROUNDED = ("bfloat16", "float16", "int8")  # dtypes of runs of `jaxspec verify` in which near-ties flip
-MOST_ROWS = 12  # of a table of a run's methods
+MOST_ROWS = 8  # of a table of a run's methods
 ENOUGH_TOKENS = 5_000  # greedy tokens of a method that is shown: a rate of fewer is noise
 
 

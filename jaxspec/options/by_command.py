@@ -145,7 +145,8 @@ class Bench(Comparison):
     """Methods `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`. `plain`, the reference, always runs too. `all` means every head
     as a chain, and every builder and controller that the checkpoint can run."""
     json: Path | None = None
-    """Write the results to this file. OUT.jsonl beside it gets every answer at once; a killed run resumes from it."""
+    """Write the results to this file, such as out.json. Each answer is written at once to out.json.jsonl, from which a
+    killed run resumes."""
     temperatures: tuple[float, ...] = ()
     """Run once at each of these temperatures. The first run writes OUT.json, the others OUT.t0.8.json and so on."""
     batch_sizes: tuple[int, ...] = ()
@@ -232,7 +233,7 @@ class Sweep(Comparison):
     against: tuple[str, ...] = ()
     """Other methods to compare with. The figure shows them as horizontal lines."""
     out: Path | None = None
-    """Write results to this .json file, a figure to the .svg file beside it. A killed run resumes from OUT.jsonl."""
+    """Write results to this file, such as out.json, a figure to out.svg. A killed run resumes from out.json.jsonl."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -317,8 +318,8 @@ class Verify:
     seed: int = 0
     """Seed of all random choices."""
     json: Annotated[Path | None, Option(aliases=("--out",))] = None
-    """Write the verdict to this file, and every finished case to OUT.jsonl. The same command resumes a killed run; with
-    more --minutes it extends a finished one."""
+    """Write the verdict to this file, such as out.json, and each finished case to out.json.jsonl. The same command
+    resumes a killed run; with more --minutes it extends a finished one."""
     only: str | None = None
     """Repeat single cases, named METHOD/KIND/NUMBER as in a failure. NUMBER can be a list such as 0-7,9."""
     greedy: bool = False
