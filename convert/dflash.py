@@ -17,6 +17,7 @@ from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, is_s
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
+from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 
 Layout = Literal["DFlash's authors", "DeepSpec", "SpecForge", "speculators and vLLM"]
@@ -84,6 +85,8 @@ def files(head: OwnHead, form: str) -> Files:
     block = {"block_size": options.block, "mask_token_id": options.mask_token}
     if form == "speculators":
         kind = "dspark" if options.kind == "DSpark" else "dflash"
+        if options.anchor and kind == "dflash":
+            say("warning: rows of this head draft the next position, which speculators reads, and vLLM only for DSpark")
         if any(options.windows):
             terms["sliding_window_non_causal"] = not any(options.causal)
         values = {
@@ -117,36 +120,40 @@ def files(head: OwnHead, form: str) -> Files:
 
 def _check_format(head: OwnHead, options: DflashOptions, form: str) -> None:
     """Raises CheckpointError if a format, or the code that reads it, does not support the head."""
-    layers = head.config.model.num_layers
+    found = _unsupported(options, head.config.model.num_layers)
+    if what := found[form]:
+        others = [each for each, differs in found.items() if differs is None]
+        advice = f"; use --format {' or '.join(others)}" if others else ", nor can another"
+        raise CheckpointError(f"the head at {head.path} {what}, which --format {form} cannot describe{advice}")
+
+
+def _unsupported(options: DflashOptions, layers: int) -> dict[str, str | None]:
+    """What a head has that a format does not support, by format; None if there is nothing."""
     slides = [window > 0 for window in options.windows] or [False] * layers
     causal = list(options.causal) or [False] * layers
     of_windows = {each for each, slide in zip(causal, slides, strict=True) if slide}
     of_others = {each for each, slide in zip(causal, slides, strict=True) if not slide}
-    own = "speculators"
-    refusals = {
+    checks = {
         "dflash": (
-            (options.own_embedding, "has an embedding of its own", own),
-            (options.with_lm_head, "has an LM head of its own", own),
-            (0 in options.taps, "reads the target's embeddings, as the input of layer 0", own),
-            (options.kind == "DSpark", "has DSpark's Markov term or confidence head", "deepspec"),
-            (options.anchor, "drafts the next position in each row", "deepspec"),
-            (len(set(causal)) > 1 and causal != slides, "is causal in some layers only", None),
+            (options.own_embedding, "has an embedding of its own"),
+            (options.with_lm_head, "has an LM head of its own"),
+            (0 in options.taps, "reads the target's embeddings, as the input of layer 0"),
+            (options.kind == "DSpark", "has DSpark's Markov term or confidence head"),
+            (options.anchor, "drafts the next position in each row"),
+            (len(set(causal)) > 1 and causal != slides, "is causal in some layers only"),
         ),
         "deepspec": (
-            (not options.anchor, "drafts its own position in each row", own),
-            (options.draft_vocabulary is not None, "has a draft vocabulary", own),
-            (any(slides), "has layers with a sliding window", own),
-            (any(causal), "has causal blocks", None),
+            (not options.anchor, "drafts its own position in each row"),
+            (options.draft_vocabulary is not None, "has a draft vocabulary"),
+            (any(slides), "has layers with a sliding window"),
+            (any(causal), "has causal blocks"),
         ),
         "speculators": (
-            (True in of_others, "has causal blocks in layers without a sliding window", "dflash"),
-            (len(of_windows) > 1, "is causal in some of its layers with a sliding window only", None),
+            (True in of_others, "has causal blocks in layers without a sliding window"),
+            (len(of_windows) > 1, "is causal in some of its layers with a sliding window only"),
         ),
     }
-    for differs, what, other in refusals[form]:
-        if differs:
-            advice = "" if other is None else f"; use --format {other}"
-            raise CheckpointError(f"the head at {head.path} {what}, which --format {form} cannot describe{advice}")
+    return {form: next((what for differs, what in some if differs), None) for form, some in checks.items()}
 
 
 def _without_terms(terms: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +190,7 @@ def _layout_of(raw: Mapping[str, Any]) -> Layout:
     if "Qwen3DSparkModel" in classes:
         return "DeepSpec"
     nested = raw.get("dflash_config") or {}
-    if "DSparkDraftModel" in classes or "dspark_config" in raw or "dspark" in (
+    if "DSparkDraftModel" in classes or raw.get("dspark_config") or "dspark" in (
         raw.get("projector_type"), nested.get("projector_type"),
     ):  # fmt: skip
         return "SpecForge"
@@ -218,7 +225,8 @@ def _read_taps(
     if other in given:
         whose = "speculators and vLLM" if is_speculators(raw) else "DFlash's authors"
         raise CheckpointError(f"{file} has {other}, unlike the layout of {whose}; name the layers with --taps")
-    layers = head_parts.listed_layers(raw if own == INPUTS else given, own, file)
+    ascending = _layout_of(raw) == "DeepSpec"
+    layers = head_parts.listed_layers(raw if own == INPUTS else given, own, file, ascending)
     if own == OUTPUTS and layers is not None:
         return head_parts.tapped_after(layers, OUTPUTS, default)
     if own == OUTPUTS:
@@ -250,9 +258,12 @@ def _anchor(
     flag = _boolean(given, "sample_from_anchor", file)
     if flag is not None:
         return flag
+    advice = "add sample_from_anchor, true if each row drafts the next position, or give --rows"
+    named = set(map(str, classes_of(raw))) & {"DFlashDraftModel", "Qwen3DFlashDraftModel"}
+    if layout == "SpecForge" and named and given.get("projector_type") is None:
+        raise CheckpointError(f"{file} has a dspark_config, and architectures {named.pop()}; {advice}")
     if layout in ("DeepSpec", "SpecForge"):
         return True
-    advice = "add sample_from_anchor, true if each row drafts the next position, or give --rows"
     if layout == "speculators and vLLM" and raw.get("speculators_model_type") == "dspark":
         drafted, block = _speculative_tokens(raw), given.get("block_size", 0)
         if drafted not in (block, block - 1):
@@ -298,6 +309,10 @@ def _causal(raw: Mapping[str, Any], given: Mapping[str, Any], source: Path, wind
                 "layers are otherwise; delete the wrong one"
             )
         return causal
+    if raw.get("sliding_window_non_causal") is not None:
+        raise CheckpointError(
+            f"{file} sets 'sliding_window_non_causal', which only speculators' format has; set is_causal instead"
+        )
     if flag is not None:
         return (flag,) * len(slides)
     if any(slides) and not {"Qwen3DSparkModel", "Qwen3DFlashDraftModel"}.isdisjoint(map(str, classes_of(raw))):

@@ -10,7 +10,16 @@ from pathlib import Path
 from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds
-from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, as_llama, eagles_rope, open_head, shape_of
+from jaxspec.convert.head_parts import (
+    Files,
+    OwnHead,
+    PublishedHead,
+    as_llama,
+    eagles_rope,
+    open_head,
+    shape_of,
+    warn_of_eagles_layers,
+)
 from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.host.terminal import say
@@ -51,6 +60,7 @@ def files(head: OwnHead, form: str) -> Files:
         )
     if config.settings["bias"]:
         say("the head's fc has a bias, which vLLM does not support; heads trained without --bias have none")
+    warn_of_eagles_layers(config.model, qkv_bias=True)
     arrays = head.arrays
     if "embedding" not in arrays:
         (table,) = parameters.read_arrays(target / "params", ["embedding"]).values()

@@ -87,6 +87,8 @@ def files(head: OwnHead, form: str) -> Files:
         values |= head_parts.speculators_config(head, layer, _LEVELS, "eagle3")
         values |= {"architectures": ["Eagle3Speculator"], LISTED: list(options.taps)}
         values["norm_output"] = options.returns_normed
+        if options.target_width is not None:
+            say("warning: speculators refuses heads of another width than their target; vLLM reads them")
     else:
         values = {**head_parts.eagles_rope(layer), **values, **_official(head, options)}
     published = _published("layers.0" if form == "speculators" else "midlayer", options.tap_norm)
@@ -126,6 +128,7 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
         (options.window > 0, "has a sliding window"),
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
     )
+    head_parts.warn_of_eagles_layers(head.config.model, qkv_bias=False)
     values: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"]}
     if options.taps != official:
         say(
@@ -185,7 +188,7 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
     file = source / "config.json"
     nested = {key: value for key, value in section(raw, "eagle_config", file).items() if value != []}
     places = ((raw, LISTED), (nested, LISTED), (raw, OUTPUTS))
-    top, inner, outputs = (listed_layers(values, key, file) for values, key in places)
+    top, inner, outputs = (listed_layers(values, key, file, ascending=True) for values, key in places)
     if (outputs is not None) != (_layout_of(raw) == "DeepSpec") or (outputs and (top or inner)):
         raise CheckpointError(
             f"{file} must list the layers that the head reads once, as {OUTPUTS} if it is DeepSpec's and otherwise "

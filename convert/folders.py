@@ -40,7 +40,9 @@ _KINDS = (
     ("flax_model* tf_model* *.h5 saved_model.pb weights*.npz *.nemo", f"another framework's format, {_RELEASE}"),
     ("global_step* *zero_pp_rank_* mp_rank_*", "a part of a DeepSpeed checkpoint; join it with zero_to_fp32.py"),
     ("*.distcp */*.distcp", "a part of an FSDP checkpoint; join it with `accelerate merge-weights`"),
-    ("*.safetensors *.bin *.pt *.pth", "a file of another name; if it is the model, call it model.safetensors"),
+    ("medusa_lm_head.*", "Medusa heads; download their config.json beside it"),
+    ("*.safetensors", "a file of another name; if it is the model, call it model.safetensors"),
+    ("*.bin *.pt *.pth", "a file of another name; if it is the model's state dict, call it pytorch_model.bin"),
     ("*/config.json */*/config.json */params.json", "a model in a folder of its own; name that folder"),
     ("tokenizer* preprocessor_config.json processor_config.json", "a tokenizer or processor; download the model"),
 )
@@ -232,7 +234,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises CheckpointError if it is missing, invalid, or not an object."""
     check_present(path)
     try:
-        values = config_json.parse_json(path.read_text(encoding="utf-8"))
+        values = config_json.parse_json(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:

@@ -59,6 +59,7 @@ _TABLE = (  # the first match counts
     Row("dflash", "dflash", "DFlashDraftModel|Qwen3DFlashDraftModel|DFlashSpeculator", "dflash_config"),
     Row("eagle", "", "LlamaForCausalLMEagle|EagleLlamaForCausalLM|EAGLEModel"),
 )
+_OF_OTHERS = "|".join(row.keys for row in _TABLE if row.keys)  # settings that are without effect if they are off
 _WHAT = {
     "eagle": "a head of EAGLE-1 or EAGLE-2",
     "eagle3": "an EAGLE-3 head",
@@ -70,7 +71,7 @@ _WHAT = {
     "tensors",
 }
 _EAGLE3 = re.compile(r"(.*\.)?(midlayer\..*|layers\.0\.hidden_norm\.weight|d2t|t2d)")
-_DFLASH = re.compile(r"(model\.)?hidden_norm\.weight")
+_DFLASH = re.compile(r"(?!.*(midlayer|layers\.\d+)\.)(.*\.)?hidden_norm\.weight")
 _MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
 
 
@@ -242,6 +243,11 @@ def read(source: Path, kind: str) -> dict[str, Any]:
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]
         _refuse_twice([{"rope_theta": described.get("rope_theta")}, *ropes], file)
+        if all(ropes) and ropes[0] != ropes[1]:
+            raise CheckpointError(
+                f"{file} gives rope_parameters {ropes[0]} and rope_scaling {ropes[1]}, and projects disagree on which "
+                "counts; delete the one that the head's training did not read"
+            )
         integer(raw, "num_target_layers", str(file), otherwise=1)
     return raw
 
@@ -249,7 +255,7 @@ def read(source: Path, kind: str) -> dict[str, Any]:
 def _check(values: Mapping[str, Any], read: frozenset[str], fixed: Mapping[str, Any], file: Path) -> None:
     """Raises CheckpointError for a setting that is unknown or has another value than the only one computed."""
     for key, value in values.items():
-        if value is None or key in read or key in _NO_EFFECT:
+        if value is None or key in read or key in _NO_EFFECT or (not value and _matches(_OF_OTHERS, [key])):
             continue
         if key not in fixed:
             raise CheckpointError(
@@ -266,5 +272,5 @@ def _refuse_twice(places: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Raises CheckpointError for a setting that has different values at two places."""
     for key in sorted({key for place in places for key in place} - _OF_EACH - _NO_EFFECT):
         found = [place[key] for place in places if place.get(key) is not None]
-        if other := [value for value in found if value != found[0]]:
+        if other := [value for value in found[1:] if value != found[0]]:
             raise CheckpointError(f"{file} gives {key} twice, as {found[0]!r} and as {other[0]!r}")

@@ -1,6 +1,8 @@
 """Shared by the kinds of published heads: layers, taps, draft vocabulary, and the format of speculators and vLLM."""
 
 import dataclasses
+import re
+import reprlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,7 @@ from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
+from jaxspec.convert.folders import MODEL_FILES
 from jaxspec.convert.hf_config import integer
 from jaxspec.convert.names import unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
@@ -26,6 +29,7 @@ from jaxspec.model.config import LlamaConfig
 # The two tensors that define a draft vocabulary. `d2t` [Vd] int64 holds offsets: column j of the LM head stands for
 # token j + d2t[j]. `t2d` [V] bool is true for target tokens in the draft vocabulary; some files hold 0 and 1 instead.
 DRAFT_MAPS = ("d2t", "t2d")
+_LAYER = re.compile(r"layers\.(\d+)\.")
 _SPECULATORS_VERSION = "0.9.0"  # of the format that is written
 
 
@@ -65,13 +69,20 @@ class PublishedHead:
         settings = self.settings
         if self.taps is not None:
             count, fc = len(self.taps.of(1)), found.get("fc.weight")
-            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
+            wide = fc is not None and len(fc.shape) == 2 and fc.shape[1] >= fc.shape[0]  # else `match` reports it
+            if fc is not None and wide and (reads := fc.shape[1] // self.hidden_size) != count:
                 raise CheckpointError(
                     f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: "
                     f"{self.taps.reason}; name them with --taps"
                 )
             settings = {**settings, "taps": [0] * count}
         assert self.model is not None
+        held = {int(one[1]) for name in found if (one := _LAYER.match(name))}
+        if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
+            raise CheckpointError(
+                f"{source / 'config.json'} has num_hidden_layers {self.model.num_layers}, and the files hold "
+                f"{max(held) + 1}; they are incomplete, or their config is another head's"
+            )
         shape = HeadShape(self.model, settings)
         try:
             abstract = nnx.eval_shape(lambda: self.drafter.build_head(shape, nnx.Rngs(0)))
@@ -165,8 +176,8 @@ def windows_of(layers: Mapping[str, Any], source: Path) -> tuple[int, ...]:
             )
         return ()
     known = {"full_attention": False, "sliding_attention": True}
-    if not isinstance(types, list) or (other := [each for each in types if each not in known]):
-        raise CheckpointError(f"layer_types {(other or [types])[0]!r} in {file} is not supported")
+    if other := [each for each in types if str(each) not in known] if isinstance(types, list) else [types]:
+        raise CheckpointError(f"layer_types {other[0]!r} in {file} is not supported")
     if not any(known[each] for each in types):
         return ()
     if layers.get("use_sliding_window") is False:
@@ -197,17 +208,27 @@ FULL = {"layer_types": None, "sliding_window": None, "use_sliding_window": None}
 
 def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
     """The tensors of a head, floats apart from `DRAFT_MAPS`; `known` is as in `unprefixed`."""
+    if all((source / name).exists() for name in MODEL_FILES):
+        say(f"warning: {source} holds both {' and '.join(MODEL_FILES)}; only the first is read")
     found = unprefixed(open_directory(source), source, known)
     check_dtypes({name: tensor for name, tensor in found.items() if name not in DRAFT_MAPS})
     return found
 
 
-def listed_layers(values: Mapping[str, Any], key: str, file: Path) -> tuple[int, ...] | None:
-    """The layer numbers listed in a config; None without a list. Raises CheckpointError for an invalid list."""
+def listed_layers(values: Mapping[str, Any], key: str, file: Path, ascending: bool = False) -> tuple[int, ...] | None:
+    """The layer numbers listed in a config; None without a list.
+
+    Raises CheckpointError for an invalid list, or, if it has to be `ascending`, one that is not.
+    """
     if (found := values.get(key)) is None:
         return None
     if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
-        raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {found!r}")
+        raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {reprlib.repr(found)}")
+    if ascending and found != sorted(set(found)):
+        raise CheckpointError(
+            f"{file} lists {reprlib.repr(found)} as {key!r}, and the code that reads it takes layers in ascending "
+            "order; name the layers in the order of the head's training with --taps"
+        )
     return tuple(found)
 
 
@@ -228,6 +249,8 @@ def read_draft_vocabulary(
     """
     maps = {name: found.pop(name) for name in DRAFT_MAPS if name in found}
     lm_head, given = found.get("lm_head.weight"), raw.get("draft_vocab_size")
+    if lm_head is not None and len(lm_head.shape) != 2:
+        raise CheckpointError(f"lm_head.weight in {source} has shape {list(lm_head.shape)}, and must be a matrix")
     drafted = vocab_size if lm_head is None else lm_head.shape[0]
     if given not in (None, drafted):
         held = "tensor lm_head.weight is missing" if lm_head is None else f"lm_head.weight has {drafted} rows"
@@ -276,7 +299,8 @@ def _read_map(tensor: Tensor, kinds: str, words: str, size: int) -> np.ndarray:
         raise CheckpointError(
             f"tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, and must have [{size}]"
         )
-    if (array := tensor.read()).dtype.kind not in kinds:
+    whole = re.fullmatch(r"bool|u?int\d+|[iu]\d+", tensor.dtype.lower())
+    if not whole or (array := tensor.read()).dtype.kind not in kinds:
         raise CheckpointError(
             f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and must hold {words}; if it was cast "
             "along with the weights, take the files from before that"
@@ -324,10 +348,27 @@ def as_llama(head: OwnHead) -> dict[str, Any]:
     )
 
 
+def warn_of_eagles_layers(model: LlamaConfig, qkv_bias: bool) -> None:
+    """Warns of what layers in EAGLE's own code do not have; `qkv_bias` is whether they have that one."""
+    for differs, what in (
+        (model.qkv_bias and not qkv_bias, "biases of queries, keys and values"),
+        (model.output_bias, "a bias of attention's output"),
+        (model.mlp_bias, "biases of the MLP"),
+        (model.head_dim * model.num_heads != model.hidden_size, f"a head_dim of {model.head_dim}"),
+    ):
+        if differs:
+            say(f"warning: this head has {what}, which EAGLE's own code does not compute; SGLang and vLLM do")
+
+
 def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
     """A config for EAGLE's own code, which only reads `type` and `factor` of rope_scaling; a warning for others."""
     if (scaling := values["rope_scaling"]) is None:
         return values
+    if values["rope_theta"] != 10_000:
+        say(
+            f"warning: EAGLE's own code takes rope_theta 10000 where a rope is scaled, and this head has "
+            f"{values['rope_theta']:g}; SGLang and vLLM read it"
+        )
     original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
     if scaling["rope_type"] == "llama3" or original != values["max_position_embeddings"]:
         say(

@@ -81,12 +81,11 @@ def convert(
         )
     for setting, ours, theirs in (("own_embedding", "embedding", "embedding"), ("own_head", "head.kernel", lm_head)):
         if setting in settings:
-            settings[setting] = ours in tensors and not (
-                theirs is not None and tensors[ours].dtype == stored and _is_targets(tensors[ours], target, theirs)
-            )  # a tensor of another dtype is kept, because export could not restore its dtype
+            unlike = "" if ours not in tensors else _unlike(tensors[ours], target, theirs, stored)
+            settings[setting] = bool(unlike)
             if settings[setting]:
                 what = "an embedding" if ours == "embedding" else "an LM head"
-                say(f"{source} has {what} of its own, unlike that of {target}: it is kept with the head")
+                say(f"{source} has {what} of its own, {unlike}: it is kept with the head")
             else:
                 tensors = {name: tensor for name, tensor in tensors.items() if name != ours}
     if head.options is not None:
@@ -160,6 +159,15 @@ def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
             "before or after the final norm, so jaxspec does not support it"
         )
     return list(layers)
+
+
+def _unlike(tensor: Tensor, target: Path, name: str | None, stored: str) -> str:
+    """Why a head keeps a tensor although its target has one; empty if the target's serves."""
+    if name is None:
+        return f"which cannot be compared with the quantised one of {target}"
+    if tensor.dtype != stored:  # export could not restore its dtype
+        return f"in {tensor.dtype} and not in {stored} as the others"
+    return "" if _is_targets(tensor, target, name) else f"unlike that of {target}"
 
 
 def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:

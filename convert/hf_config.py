@@ -1,6 +1,7 @@
 """Hugging Face's config.json to LlamaConfig and back. A setting that jaxspec would compute wrongly is an error."""
 
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -204,7 +205,7 @@ def integer(config: Mapping[str, Any], key: str, file: str = "config.json", othe
 def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> float:
     """A required setting that must be a finite number above 0; else a CheckpointError."""
     value = config.get(key)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
         raise CheckpointError(f"{file} must give a number above 0 as {key!r}, and it has {reprlib.repr(value)}")
     return float(value)
 

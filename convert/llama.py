@@ -16,7 +16,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import folders, gguf, gguf_tokenizer, hf_config, meta, readers, tokenizer, transfer
+from jaxspec.convert import folders, gguf, gguf_tokenizer, head_kinds, hf_config, meta, readers, tokenizer, transfer
 from jaxspec.convert.folders import format_of, read_config, read_json
 from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory
@@ -95,14 +95,31 @@ def plan(source: Path, dtype: str | None = None, weights: Source | None = None) 
         family, model, tensors = meta.open_meta(source)
         tokens, form = meta.special_tokens(family, model), "meta"
     else:
-        model, family, tokens, tensors = _huggingface(source, weights)
+        try:
+            model, family, tokens, tensors = _huggingface(source, weights)
+        except CheckpointError as error:
+            raise CheckpointError(_head_in(source) or str(error)) from error
         form = "huggingface"
-    readers.check_dtypes(tensors, () if dtype is None else ("float64",))
-    matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
+    try:
+        readers.check_dtypes(tensors, () if dtype is None else ("float64",))
+        matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
+    except CheckpointError as error:
+        raise CheckpointError((_head_in(source) if form == "huggingface" else "") or str(error)) from error
     stored = transfer.main_dtype(matched.values())
     if stored == "float64":
         stored = dtype or stored
     return Conversion(CheckpointConfig(family, model, stored, stored, form, **tokens), matched)
+
+
+def _head_in(source: Path) -> str:
+    """What to do with a folder that holds a head and no model; empty for other folders."""
+    try:
+        kind = head_kinds.kind_of(source, read_config(source))
+        has_fc = kind != "medusa" and any(f".{name}".endswith(".fc.weight") for name in open_directory(source))
+    except CheckpointError:
+        return ""
+    is_head = kind == "medusa" or (has_fc and kind in ("eagle", "eagle3", "dflash"))
+    return f"{source} holds a draft head ({kind}) and no model; use `jaxspec-convert head`" if is_head else ""
 
 
 def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str, dict[str, Any], Source]:

@@ -3,6 +3,7 @@
 The number of heads is counted, because published configs have 2 where the files hold 5.
 """
 
+import itertools
 import re
 from pathlib import Path
 
@@ -36,7 +37,11 @@ def plan(source: Path) -> PublishedHead:
             f"{source} has heads with several residual blocks (tensor {several}), but jaxspec only supports heads with "
             "one, like those that Medusa's authors publish"
         )
-    count = 1 + max((int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()), default=-1)
+    numbers = {int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()}
+    count = 1 + max(numbers, default=-1)
+    if count > len(numbers):  # before so many heads are built
+        first = next(number for number in itertools.count() if number not in numbers)
+        raise CheckpointError(f"tensor {first}.0.linear.bias is missing in {source}, which holds head {count - 1}")
     named = raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
         raise CheckpointError(
@@ -44,7 +49,8 @@ def plan(source: Path) -> PublishedHead:
             "or their config belongs to other heads"
         )
     table = found.get("0.1.weight")
-    vocab, width = table.shape if table is not None and len(table.shape) == 2 else (1, 1)  # then `match` reports it
+    # If the shape is wrong, `match` reports it.
+    vocab, width = table.shape if table is not None and len(table.shape) == 2 and all(table.shape) else (1, 1)
     abstract = nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))
     tensors = match(abstract, found, _published, str(source))
     return PublishedHead(Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)

@@ -99,21 +99,24 @@ def stream(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str | Non
         kept = kept and tensor.dtype != "float64"
         array = tensor.read()
         with np.errstate(over="ignore"):  # what overflows is refused as infinite
-            array = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
-        _check_finite(array, tensor)
+            cast = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
+        if not _is_finite(cast):
+            why = "values that are not finite as --dtype " + str(dtype) if not kept and _is_finite(array) else ""
+            raise CheckpointError(
+                f"tensor {tensor.name} in {tensor.file} holds "
+                + (f"{why}; take bfloat16 or float32" if why else "NaN or infinite values; the checkpoint is damaged")
+            )
+        array = cast
         packed = pack(ours, array, quantize)
         del array  # frees its memory before the next one is read
         for name in list(packed):
             yield name, np.asarray(packed.pop(name))
 
 
-def _check_finite(array: np.ndarray, tensor: Tensor) -> None:
+def _is_finite(array: np.ndarray) -> bool:
     flat = array.reshape(-1)
     # In blocks, because the mask of a whole embedding would take a gigabyte.
-    if not all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK)):
-        raise CheckpointError(
-            f"tensor {tensor.name} in {tensor.file} holds NaN or infinite values; the checkpoint is damaged"
-        )
+    return all(np.isfinite(flat[start : start + _BLOCK]).all() for start in range(0, flat.size, _BLOCK))
 
 
 def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:

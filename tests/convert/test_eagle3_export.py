@@ -152,6 +152,7 @@ LLAMA3 = Rope(theta=5e5, scaling="llama3", factor=8.0, original_length=32)
     ("rope", "written", "warned"),
     [
         (Rope(scaling="linear", factor=4.0), {"type": "linear", "factor": 4.0}, False),
+        (Rope(theta=5e5, scaling="linear", factor=4.0), {"type": "linear", "factor": 4.0}, False),
         (Rope(scaling="dynamic", factor=2.0, original_length=256), {"type": "dynamic", "factor": 2.0}, False),
         (
             Rope(scaling="dynamic", factor=2.0, original_length=64),
@@ -176,6 +177,7 @@ def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, war
     _, values, said = exported(folder, "eagle3")
     assert values["rope_scaling"] == written
     assert ("EAGLE's own code does not support this head's rope scaling" in said) == warned
+    assert ("takes rope_theta 10000 where a rope is scaled" in said) == (rope.theta != 10_000)
     (folder / HEAD).rename(folder / "first")
     imported(folder, folder / "back")
     assert heads.read_head(folder / HEAD, "eagle3") == config

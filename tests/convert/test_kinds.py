@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import heads
+from jaxspec.convert import heads, llama
 from tests.convert.commands import refused
 from tests.convert.published_heads import (
     BLOCK,
@@ -106,6 +106,16 @@ def nested(**settings: Any) -> dict[str, Any]:
         (OFFICIAL, {"confidence_proj.weight": ONES(1, WIDTH)}, ["Model Optimizer"]),
         (nested(use_confidence_head=True), {}, ["Model Optimizer"]),
         ({**OFFICIAL, "dspark_block_size": 4}, {}, ["dspark_* settings"]),
+        ({**OFFICIAL, "dspark_config": {"block_size": 4}}, {}, ["dspark_config", "DFlashDraftModel", "--rows"]),
+        ({**DEEPSPEC, "target_layer_ids": [5, 1]}, TABLES, ["[5, 1]", "ascending order", "--taps"]),
+        ({**OFFICIAL, "sliding_window_non_causal": True}, {}, ["only speculators' format has", "is_causal"]),
+        ({**OFFICIAL, "num_hidden_layers": 900}, {}, ["num_hidden_layers 900", "the files hold 2"]),
+        ({**OFFICIAL, "rms_norm_eps": 10**400}, {}, ["a number above 0 as 'rms_norm_eps'"]),
+        *(({**OFFICIAL, "layer_types": types}, {}, ["layer_types"]) for types in (3, True, "full_attention", [[]])),
+        (
+            {**OFFICIAL, "rope_parameters": {"rope_theta": 1e6}, "rope_scaling": {"rope_type": "default"}}, {},
+            ["rope_parameters {'rope_theta': 1000000.0}", "projects disagree"],
+        ),
         ({**OFFICIAL, "dspark_config": {"markov_rank": 4}}, {}, ["markov_rank 4", "is missing"]),
         ({**SPECULATORS, "speculators_model_type": "dspark"}, {}, ["markov_rank 256", "is missing"]),
         ({**SPECULATORS, "markov_rank": 4}, MARKOV, ["markov_rank", "only DSpark heads have"]),
@@ -259,6 +269,8 @@ MEANING_ANOTHER = {
         ({LISTED: [1, 2, 3], "eagle_config": {LISTED: [1, 2, 3]}}, {}, [LISTED, "twice", "--taps"]),
         ({LISTED: [1, 2]}, {}, ["reads 3 layers", "2 are named", "--taps"]),
         ({LISTED: "1,2,3"}, {}, ["must list numbers of layers"]),
+        ({LISTED: [5, 2, 4]}, {}, ["[5, 2, 4]", "ascending order", "--taps"]),
+        ({}, {"lm_head.weight": np.array(1, np.float32)}, ["lm_head.weight", "must be a matrix"]),
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, {}, ["rope type 'yarn'"]),
         ({"speculators_model_type": "eagle3"}, {}, ["'transformer_layer_config'"]),
         ({"speculators_model_type": "peagle"}, {}, ["P-EAGLE's head"]),
@@ -318,6 +330,8 @@ def test_heads_with_the_tensors_of_eagle(config: dict, more: dict, words: list[s
         ({"medusa_num_heads": 5}, {}, ["medusa_num_heads 5", "the files hold 3"]),
         ({"medusa_num_heads": "five"}, {}, ["medusa_num_heads five", "the files hold 3"]),
         ({}, dict.fromkeys(medusa()) | {"x": ONES(1)}, ["the files hold 0"]),
+        ({}, {"0.1.weight": ONES(0, 0)}, ["0.1.weight", "[0, 0]"]),
+        ({}, {"2000000000.1.weight": ONES(5, WIDTH)}, ["3.0.linear.bias is missing", "head 2000000000"]),
     ],
 )  # fmt: skip
 def test_heads_with_the_tensors_of_medusa(config: dict, more: dict, words: list[str], tmp_path: Path):
@@ -335,6 +349,26 @@ def test_heads_with_the_tensors_of_medusa(config: dict, more: dict, words: list[
 )
 def test_what_is_no_head(found: dict, words: str, tmp_path: Path):
     assert words in said(write(tmp_path / "head", found, EAGLE))
+
+
+def test_a_head_is_no_model(target: Path, tmp_path: Path):
+    for name, tensors, config in (
+        ("dflash", dflash(), OFFICIAL),
+        ("eagle", eagle(target / "hf"), EAGLE),
+        ("medusa", medusa(), {"medusa_num_heads": MEDUSA_HEADS}),
+    ):
+        file = "medusa_lm_head.safetensors" if name == "medusa" else "model.safetensors"
+        with pytest.raises(
+            CheckpointError, match=rf"holds a draft head \({name}\) and no model; use `jaxspec-convert head`"
+        ):
+            llama.plan(write(tmp_path / name, tensors, config, file))
+
+
+def test_of_two_files_the_one_that_is_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = write(tmp_path / "head", dflash(), OFFICIAL)
+    (source / "pytorch_model.bin").write_bytes(b"")
+    heads.plan(source)
+    assert "holds both model.safetensors and pytorch_model.bin; only the first is read" in capsys.readouterr().err
 
 
 def test_kinds_are_told_apart_by_their_tensors(tmp_path: Path):
