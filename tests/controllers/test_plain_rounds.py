@@ -88,10 +88,10 @@ def test_rounds_on_trial_have_few_levels():
 
 
 def test_only_a_round_on_trial_ends_drafting():
-    loss = round_of([0] * 4, [DEPTH] * 4)
-    once = CONTROLLER.update(CONTROLLER.init(4), dataclasses.replace(loss, verified=jnp.full(4, 15)))
-    assert once.on_trial.all() and begun(once, [True] * 4) == [True] * 4
-    assert begun(CONTROLLER.update(once, loss), [True] * 4) == [False] * 4
+    rows, loss = [True] * 16, round_of([0] * 16, [DEPTH] * 16)  # of 0.9, in a range of 0.76
+    once = CONTROLLER.update(CONTROLLER.init(16), loss)
+    assert once.on_trial.all() and begun(once, rows) == rows
+    assert begun(CONTROLLER.update(once, loss), rows) == [False] * 16
 
 
 @final
