@@ -3,9 +3,11 @@
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.host.terminal import say
 from jaxspec.model.config import LARGEST, LlamaConfig, Rope
 
 # The numbers that each type of rope needs.
@@ -96,6 +98,30 @@ def described(file: str, kind: Callable[..., Described], **fields: Any) -> Descr
         return kind(**fields)
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} does not describe a model: {error}") from error
+
+
+_GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that change text, at values without effect
+    "repetition_penalty": 1, "no_repeat_ngram_size": 0, "encoder_repetition_penalty": 1,
+    "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0, "min_new_tokens": 0,
+    "suppress_tokens": None, "begin_suppress_tokens": None, "sequence_bias": None, "forced_bos_token_id": None,
+    "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "num_beams": 1, "diversity_penalty": 0,
+    "stop_strings": None,
+}  # fmt: skip
+
+
+def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
+    """Warns of settings by which transformers would write other text; None: there is no generation_config.json."""
+    file, values = ("config.json", config) if generation is None else ("generation_config.json", generation)
+    found = [key for key, none in _GENERATION.items() if values.get(key) and values[key] != none]
+    if found:
+        told = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in found)
+        say(f"warning: {source / file} sets {told}, which jaxspec does not apply")
+    of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
+    if generation is not None and (more := [token for token in of(config) if token not in of(generation)]):
+        say(
+            f"warning: {source / 'config.json'} names tokens {more} as the end of text, and generation_config.json "
+            "does not; texts end at them too, unlike transformers'"
+        )
 
 
 def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:

@@ -31,6 +31,7 @@ _DEFAULTS = {
     "GPT2Tokenizer": {**_END_OF_TEXT, "bos_token": "<|endoftext|>"},
     "GPTNeoXTokenizer": {**_END_OF_TEXT, "bos_token": "<|endoftext|>", "pad_token": "<|padding|>"},
 }
+_ORDER = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # Classes that replace the post-processor: whether they then add BOS. The others keep that of tokenizer.json.
 _BOS = {"CodeLlamaTokenizer": True, "GPTNeoXTokenizer": False}
 VOCABULARIES = ("tokenizer.model", "vocab.json", "tekken.json")  # other files that hold a whole vocabulary
@@ -168,6 +169,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 def class_of(folder: Path) -> str:
     """The class that transformers takes in a Hugging Face folder with a tokenizer.json; of most `GENERIC`."""
     config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    if config.get("format") == FORMAT:
+        return str(config.get("tokenizer_class") or GENERIC)  # what conversion found in the original folder
     family, file = config.get("model_type"), folder / "tokenizer.json"
     named = str(own.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
     if family == "qwen2" or (family == "qwen3" and not named):
@@ -185,14 +188,14 @@ def _load(folder: Path) -> Tokenizer:
     config = _read(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in config:
         config |= _read(folder / "special_tokens_map.json")
-    checkpoint = _read(folder / "config.json")  # what conversion found in the original folder
-    kind = checkpoint.get("tokenizer_class") if checkpoint.get("format") == FORMAT else class_of(folder)
+    kind = class_of(folder)
     id_of = backend.token_to_id
-    defaults = {name: token for name, token in _DEFAULTS.get(str(kind), {}).items() if id_of(token) is not None}
+    defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if id_of(token) is not None}
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     given = {name: token for name, token in config.items() if name.endswith("_token")}
     given |= extra if isinstance(extra, dict) else {}
     named = {name: token for name, value in (defaults | given).items() if (token := _special(value)) is not None}
+    named = {name: named[name] for name in sorted(named, key=_place)}
     unnamed = [] if isinstance(extra, dict) else [token for value in extra if (token := _special(value)) is not None]
     _add_tokens(folder, backend, config, [*named.values(), *unnamed], {token.content for token in named.values()})
     backend.encode_special_tokens = config.get("split_special_tokens", False)
@@ -203,6 +206,11 @@ def _load(folder: Path) -> Tokenizer:
     _check_split(folder, backend, config.get("fix_mistral_regex") is True)
     texts = {name: token.content for name, token in named.items()}
     return Tokenizer(backend, texts, [token.content for token in unnamed], _templates(folder, config))
+
+
+def _place(name: str) -> int:
+    """Where transformers has a named special token when it gives ids to new ones."""
+    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _add_tokens(

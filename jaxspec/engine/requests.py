@@ -106,17 +106,19 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
     elif tokenizer is None:
         raise ValueError(f"{model.path} has no tokenizer, so prompt {index} must be a list of token ids")
     elif not conversation:
-        tokens = tokenizer.encode(prompt)
+        tokens = tokenizer.encode(_text(index, prompt))
     else:
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {model.path} has no chat template; pass plain prompts, without chat")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if other := [message for message in messages if not isinstance(message, Mapping)]:
+            raise ValueError(f"a message of prompt {index} must have a role and a content, not {other[0]!r}")
         chat_format.check(tokenizer.chat_template)
         try:
             text = chat_format.render(tokenizer, messages)
         except Exception as error:  # a template can raise anything
             raise ValueError(f"the chat template of {model.path} does not take prompt {index}: {error}") from error
-        tokens = tokenizer.encode(text, add_special_tokens=False)  # the template adds BOS itself
+        tokens = tokenizer.encode(_text(index, text), add_special_tokens=False)  # the template adds BOS itself
     if not tokens:
         if model.config.bos is None:
             raise ValueError(f"prompt {index} is empty and the checkpoint names no BOS token to start from")
@@ -124,6 +126,18 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
     if outside := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"prompt {index} holds token {outside[0]}, outside the vocabulary of {vocab_size}")
     return list(tokens)
+
+
+def _text(index: int, text: Any) -> str:
+    """The text. Raises ValueError if it has a surrogate, as undecodable bytes of a command line or half an emoji do."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise ValueError(
+            f"prompt {index} holds U+{code:04X}, which is no character, as its text {error.start}"
+        ) from None
+    return text
 
 
 class GenerateSettings(TypedDict, total=False):

@@ -26,7 +26,7 @@ from jaxspec.evaluate.run_description import describe, weight_bytes
 from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
-from jaxspec.host.atomic import write_whole
+from jaxspec.host.atomic import check_apart, check_ours, write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -89,6 +89,8 @@ def check(settings: Bench) -> None:
         raise ValueError("--simulate runs on one device without quantisation: leave out --mesh and --quantize")
     if settings.json is not None:
         check_out(settings.json)
+        check_apart(settings.json, settings.prompts)
+        check_ours(settings.json, log_of(settings.json))
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:

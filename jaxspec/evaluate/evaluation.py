@@ -20,7 +20,7 @@ from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.run_description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
-from jaxspec.host.atomic import check_folder, check_new, write_whole
+from jaxspec.host.atomic import check_apart, check_folder, check_new, write_whole
 from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
@@ -124,6 +124,7 @@ def check(settings: Eval) -> None:
         raise ValueError("with --keep-state an answer's rounds depend on earlier questions, so leave out --shard")
     if settings.out is not None:
         check_out(settings.out)
+        check_apart(settings.out, settings.prompts)
 
 
 def check_out(out: Path) -> None:
@@ -219,8 +220,9 @@ def show(found: Mapping[str, Any]) -> None:
 
 def resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     """The answers of an earlier run, without an incomplete last line. Rewrites both files with these answers."""
-    lines = _read(path, settings) if path.exists() else []
-    write_whole(path.with_suffix(".json"), to_json(settings))
+    beside = path.with_suffix(".json")
+    lines = _read(path, settings) if path.exists() or beside.exists() else []
+    write_whole(beside, to_json(settings))
     write_whole(path, "".join(map(to_line, lines)))
     return lines
 
@@ -230,14 +232,12 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
     beside = path.with_suffix(".json")
     try:
         there = json.loads(beside.read_text(encoding="utf-8"))["settings"]
-        *ended, _ = path.read_text(encoding="utf-8").split("\n")
+        *ended, _ = (path.read_text(encoding="utf-8") if path.exists() else "").split("\n")
         lines = [json.loads(line) for line in ended]
         if not all({"index", "sample", "turns"} <= line.keys() for line in lines):
             raise ValueError("a line is not an answer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} exists, but it and {beside.name} are not results of `jaxspec eval`: choose another --out"
-        ) from error
+        raise ValueError(f"{path} and {beside.name} are not results of `jaxspec eval`: choose another --out") from error
     for name, ours in json.loads(json.dumps(settings["settings"])).items():
         if (theirs := there.get(name)) != ours:
             raise ValueError(

@@ -10,6 +10,7 @@ from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.checkpoint.tokenizer import FILES
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.runner import REFERENCE, Workload
@@ -94,9 +95,11 @@ def weight_bytes(target: Llama) -> dict[str, int]:
 
 
 def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
-    """Hashes of weights: the target's, and each head's by its name as typed. A path alone does not identify weights."""
+    """Hashes of weights and tokenizer: a path alone does not identify them. Each head's is by its name as typed."""
     found = {head: weights_sha256(find_head(target, head)) for head in dict.fromkeys(filter(None, heads))}
-    return {"params_sha256": weights_sha256(target), "heads_sha256": found}
+    files = sorted(file for name in FILES for file in target.glob(name))
+    text = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return {"params_sha256": weights_sha256(target), "heads_sha256": found, "tokenizer_sha256": text}
 
 
 def weights_sha256(folder: Path) -> str:

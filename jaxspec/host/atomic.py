@@ -21,9 +21,29 @@ UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket un
 
 
 def check_folder(path: Path) -> None:
-    """Raises ValueError if there is no folder to write a file into: before the work is done, not after."""
-    if not buckets.in_bucket(path) and not path.absolute().parent.is_dir():
+    """Raises ValueError if a file cannot be written there: before the work is done, not after."""
+    if buckets.in_bucket(path):
+        return
+    if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is a folder, device or pipe, which cannot be written as a whole; name a file")
+
+
+def check_apart(out: Path, *given: Path) -> None:
+    """Raises ValueError if an output would replace one of the files that the command was given."""
+    if not buckets.in_bucket(out) and out.resolve() in [
+        each.resolve() for each in given if not buckets.in_bucket(each)
+    ]:
+        raise ValueError(f"{out} is read by this command, and would be replaced by its output; name another output")
+
+
+def check_ours(out: Path, log: Path) -> None:
+    """Raises ValueError if a file of results exists without its log, so that another command may have written it."""
+    if out.exists() and not log.exists():
+        raise ValueError(
+            f"{out} exists already, and its log {log.name} does not; name another output or remove it first"
+        )
 
 
 def check_new(out: Path) -> None:
@@ -40,6 +60,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
         buckets.written(path)
         return
+    if path.is_symlink():
+        path = path.resolve()  # the link stays
+    check_folder(path)
     _remove_left_overs(path)
     temporary = _temporary(path)
     with unfinished.listed(temporary):

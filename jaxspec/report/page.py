@@ -7,10 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 
-from jaxspec.evaluate.runlog import Turn
+from jaxspec.evaluate.runlog import Turn, log_of
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.simulate import LABEL
-from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.options.by_command import Report
 from jaxspec.report import papers
 from jaxspec.report.figures import all_figures, fastest
@@ -24,6 +24,7 @@ TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_b
 def run(settings: Report) -> None:
     """Writes the page. Raises ValueError if a run is missing or not finished, or there is no folder to write into."""
     check_folder(settings.out)
+    check_apart(settings.out, *settings.runs, *map(log_of, settings.runs))
     write_whole(settings.out, render(read(settings.runs), settings.generations))
     print(f"wrote {settings.out}")
 

@@ -18,7 +18,7 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.run_description import weights_of, where
 from jaxspec.evaluate.runlog import check_out, log_of
 from jaxspec.host.arguments import check_options
-from jaxspec.host.atomic import write_whole
+from jaxspec.host.atomic import check_ours, write_whole
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
@@ -75,6 +75,7 @@ def check(settings: Verify) -> None:
         raise ValueError("--only repeats single cases and writes no --json: leave one of them out")
     if settings.json is not None:
         check_out(settings.json)
+        check_ours(settings.json, log_of(settings.json))
 
 
 def work(

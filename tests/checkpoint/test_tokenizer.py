@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, processors
 from transformers import AutoTokenizer
 
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.runlog import pieces_of
@@ -43,6 +43,13 @@ CONFIGS: dict[str, dict[str, Any] | None] = {
         **NAMED,
         "pad_token": "<pad>",
         "extra_special_tokens": ["a  b", "<|end|>"],
+    },
+    "new tokens in another order": {
+        "tokenizer_class": GENERIC,
+        "image_token": "<img>",
+        "pad_token": "<pad>",
+        "eos_token": "<end>",
+        "bos_token": "<new>",
     },
     "other flags": {
         "tokenizer_class": GENERIC,
@@ -101,6 +108,11 @@ def test_what_a_class_of_transformers_names_and_adds(tmp_path: Path):
         assert ours is not None
         assert ours.special_tokens_map == AutoTokenizer.from_pretrained(folder).special_tokens_map
         assert ours.eos_token_id == made.token_to_id("<|endoftext|>")
+
+
+def test_a_checkpoint_keeps_the_class_that_conversion_found(tmp_path: Path):
+    write(tmp_path, of_bytes(), {"tokenizer_class": "LlamaTokenizer"}, format=FORMAT, tokenizer_class=GENERIC)
+    assert class_of(tmp_path) == GENERIC
 
 
 def test_special_tokens_of_the_older_files(tmp_path: Path):

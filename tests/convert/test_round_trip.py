@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -137,11 +138,17 @@ def test_old_spelling_of_the_rope_reads_the_same(tmp_path: Path):
 
 def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
-    generation = {"eos_token_id": [5, 2, 7], "repetition_penalty": 1.1, "pad_token_id": 9}
+    generation: dict[str, Any] = {"eos_token_id": [5, 2, 7], "repetition_penalty": 1.1, "pad_token_id": 9}
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
     result = run("llama", tmp_path / "hf", tmp_path / "ckpt")
     assert "repetition_penalty 1.1, which jaxspec does not apply" in result.err
+    assert "texts end at them too" not in result.err
     config = config_json.read_config(tmp_path / "ckpt")
     assert (config.bos, config.eos, config.pad) == (1, (5, 2, 7), 9)
     llama.export(tmp_path / "ckpt", tmp_path / "back")
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [5, 2, 7]
+    generation = {"eos_token_id": 5, "suppress_tokens": [3], "num_beams": 4, "min_length": 0, "bad_words_ids": None}
+    (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
+    said = run("llama", tmp_path / "hf", tmp_path / "other").err
+    assert "sets suppress_tokens [3], num_beams 4, which jaxspec does not apply" in said
+    assert "names tokens [2] as the end of text" in said

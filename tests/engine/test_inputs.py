@@ -155,6 +155,12 @@ class TestPrompts:
             ([[1, -1]], "prompt 0 holds token -1, outside the vocabulary"),
             ([[1, 2**70]], "outside the vocabulary"),
             ([{"role": "user"}], "the chat template of .* does not take prompt 0"),
+            (
+                [[{"role": "user", "content": "a"}, "b"]],
+                "a message of prompt 0 must have a role and a content, not 'b'",
+            ),
+            (["a", "b \udcff"], r"prompt 1 holds U\+DCFF, which is no character"),
+            ([[{"role": "user", "content": "\ud800"}]], r"prompt 0 holds U\+D800"),
         ],
     )
     def test_others_are_refused(self, model: Checkpoint, prompts: Any, says: str) -> None:

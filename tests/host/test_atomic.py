@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.host.atomic import DiskFullError, scratch, staged, write_whole
+from jaxspec.host.atomic import DiskFullError, check_apart, check_folder, check_ours, scratch, staged, write_whole
 
 
 def test_a_folder_appears_when_all_of_it_is_there(tmp_path: Path):
@@ -109,6 +109,29 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path):
     write_whole(file, "new")
     assert file.read_text() == "new"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_links_stay_and_what_is_no_file_is_refused(tmp_path: Path):
+    (link := tmp_path / "link").symlink_to(file := tmp_path / "a")
+    write_whole(link, "new")
+    assert link.is_symlink() and file.read_text() == "new"
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for refuse in (lambda: write_whole(pipe, "new"), lambda: check_folder(pipe)):
+        with pytest.raises(ValueError, match="pipe is a folder, device or pipe"):
+            refuse()
+    assert pipe.is_fifo()
+
+
+def test_an_output_replaces_nothing_that_is_read_or_that_another_wrote(tmp_path: Path):
+    (link := tmp_path / "link").symlink_to(file := tmp_path / "a.json")
+    with pytest.raises(ValueError, match="is read by this command"):
+        check_apart(link, tmp_path / "b", file)
+    check_ours(file, log := tmp_path / "a.json.jsonl")
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"a.json exists already, and its log a.json.jsonl does not"):
+        check_ours(file, log)
+    log.write_text("")
+    check_ours(file, log)
 
 
 def test_a_file_that_cannot_be_written_is_named_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

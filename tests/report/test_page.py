@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxspec.evaluate.runlog import log_of
 from jaxspec.options.by_command import Report
 from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
@@ -342,5 +343,8 @@ def test_what_is_not_there_is_named(tmp_path: Path, runs: list[Path]):
         page.run(Report(runs=(tmp_path / "nowhere.json",), out=tmp_path / "report.html"))
     with pytest.raises(ValueError, match="name at least one file"):
         page.run(Report(runs=(), out=tmp_path / "report.html"))
+    for out in (runs[0], log_of(runs[0])):
+        with pytest.raises(ValueError, match="is read by this command"):
+            page.run(Report(runs=tuple(runs), out=out))
     with pytest.raises(ValueError, match="there is no folder"):
         page.run(Report(runs=tuple(runs), out=tmp_path / "nowhere" / "report.html"))
