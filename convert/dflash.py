@@ -123,7 +123,7 @@ def _check_format(head: OwnHead, options: DflashOptions, form: str) -> None:
     found = _unsupported(options, head.config.model.num_layers)
     if what := found[form]:
         others = [each for each, differs in found.items() if differs is None]
-        advice = f"; use --format {' or '.join(others)}" if others else ", nor can another"
+        advice = f"; use --format {' or '.join(others)}" if others else ", nor can the others"
         raise CheckpointError(f"the head at {head.path} {what}, which --format {form} cannot describe{advice}")
 
 

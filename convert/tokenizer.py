@@ -76,6 +76,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 def check_tokenizer(folder: Path) -> None:
     """Raises CheckpointError unless a folder named by the user holds a Hugging Face tokenizer."""
+    if folder.is_file():
+        raise CheckpointError(f"{folder} is a file; name the folder that holds the tokenizer")
     if not has_tokenizer(folder):
         raise CheckpointError(
             f"{folder} holds no Hugging Face tokenizer ({', '.join(('tokenizer.json', *VOCABULARIES))}); name another "

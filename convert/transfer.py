@@ -101,11 +101,12 @@ def stream(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str | Non
         with np.errstate(over="ignore"):  # what overflows is refused as infinite
             cast = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
         if not _is_finite(cast):
-            why = "values that are not finite as --dtype " + str(dtype) if not kept and _is_finite(array) else ""
-            raise CheckpointError(
-                f"tensor {tensor.name} in {tensor.file} holds "
-                + (f"{why}; take bfloat16 or float32" if why else "NaN or infinite values; the checkpoint is damaged")
+            overflows = not kept and _is_finite(array)
+            why = f"values that are too large for --dtype {dtype}" if overflows else "NaN or infinite values"
+            advice = (
+                "the checkpoint is damaged" if not overflows else "take another dtype, or keep the checkpoint's own"
             )
+            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} holds {why}; {advice}")
         array = cast
         packed = pack(ours, array, quantize)
         del array  # frees its memory before the next one is read

@@ -67,6 +67,8 @@ class Engine:
     ):
         compilation.keep_compilations()
         typed = parse_method(method) if isinstance(method, str) else method  # fails before anything is loaded
+        if not isinstance(typed, Method | None):
+            raise TypeError(f"method must be a name such as 'ngram+chain', or a Method, not {typed!r}")
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         self.method = typed or default_of(self.model).method
         if self.method.needs_costs:

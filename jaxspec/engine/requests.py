@@ -134,9 +134,7 @@ def _text(index: int, text: Any) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        raise ValueError(
-            f"prompt {index} holds U+{code:04X}, which is no character, as its text {error.start}"
-        ) from None
+        raise ValueError(f"prompt {index} holds U+{code:04X} at {error.start}, which is no character") from None
     return text
 
 

@@ -62,6 +62,7 @@ class TestSamplingParams:
             ({"top_k": -1}, "top_k must be 0"),
             ({"top_k": 2.5}, "top_k must be a whole number"),
             ({"seed": "7"}, "seed must be a whole number"),
+            ({"seed": 2**32}, "seed must be at most 4294967295"),
         ],
     )
     def test_others_are_refused(self, settings: dict[str, Any], says: str) -> None:
@@ -159,7 +160,7 @@ class TestPrompts:
                 [[{"role": "user", "content": "a"}, "b"]],
                 "a message of prompt 0 must have a role and a content, not 'b'",
             ),
-            (["a", "b \udcff"], r"prompt 1 holds U\+DCFF, which is no character"),
+            (["a", "b \udcff"], r"prompt 1 holds U\+DCFF at 2, which is no character"),
             ([[{"role": "user", "content": "\ud800"}]], r"prompt 0 holds U\+D800"),
         ],
     )
