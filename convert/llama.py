@@ -126,11 +126,11 @@ def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str
     raw = read_config(source)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
-    hf_config.name_what_is_not_applied(raw, generation, source)
     model, family = hf_config.to_llama(raw), hf_config.family(raw)
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
     tokens = hf_config.special_tokens(raw, generation or {}, model.vocab_size)
+    hf_config.name_what_is_not_applied(raw, generation, source)
     return model, family, tokens, _unprefixed(open_directory(source) if weights is None else weights, source)
 
 

@@ -64,7 +64,10 @@ def test_inspect_and_plan_convert_nothing(hub: list[str], tmp_path: Path):
     [
         (["README.md"], "org/model on the hub holds no weights that can be read"),
         (["a-Q4.gguf", "a-Q8.gguf"], "holds several GGUF models, a-Q4.gguf, a-Q8.gguf; download one with `hf download"),
-        (["lit_model.pth"], "but lit_model.pth: a file of another name; if it is the model, call it model.safetensors"),
+        (
+            ["lit_model.pth"],
+            "but lit_model.pth: a file of another name; if it is the model's state dict, call it pytorch_model.bin",
+        ),
         (
             ["sub/config.json", "sub/model.safetensors"],
             "but sub/config.json: a model in a folder of its own; name that",
