@@ -8,7 +8,8 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
-from jaxspec.host.atomic import check_folder
+from jaxspec.evaluate.runlog import log_of
+from jaxspec.host.atomic import check_apart, check_folder
 from jaxspec.host.processes import is_first
 from jaxspec.options.by_command import Bench, Report
 from jaxspec.report import page
@@ -20,6 +21,8 @@ def run(settings: Bench) -> None:
         if settings.json is None and settings.simulate is None:
             raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")
         check_folder(settings.report)
+        results = () if settings.json is None else (settings.json, log_of(settings.json))
+        check_apart(settings.report, settings.prompts, *results)
     if settings.json is None and settings.simulate is None:
         settings = dataclasses.replace(settings, prices=False)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))

@@ -71,3 +71,5 @@ def test_conditions_are_runs_of_their_own(finished: Finished):
     assert bench.conditions(finished.command) == [finished.command]
     with pytest.raises(ValueError, match=r"--report needs --json OUT\.json"):
         run(dataclasses.replace(finished.command, json=None, report=Path("x.html")))
+    with pytest.raises(ValueError, match="is read by this command"):
+        run(dataclasses.replace(finished.command, json=Path("x.json"), report=Path("x.json")))
