@@ -107,12 +107,13 @@ def pairwise(rows: Sequence[tuple]) -> list[tuple]:
 
 def covering(rows: Sequence[tuple], columns: int, begin: Sequence[tuple] = ()) -> list[tuple]:
     """The same for the values of so many columns; the subset begins with these rows."""
-    found = lambda row: {(at, tuple(row[i] for i in at)) for at in itertools.combinations(range(len(row)), columns)}
-    missing, chosen = set().union(*map(found, rows)).difference(*map(found, begin)), [*begin]
+    values = lambda row: {(at, tuple(row[i] for i in at)) for at in itertools.combinations(range(len(row)), columns)}
+    found = [values(row) for row in rows]
+    missing, chosen = set().union(*found).difference(*map(values, begin)), [*begin]
     while missing:
-        best = max(rows, key=lambda row: len(found(row) & missing))
-        chosen.append(best)
-        missing -= found(best)
+        best = max(range(len(rows)), key=lambda at: len(found[at] & missing))
+        chosen.append(rows[best])
+        missing -= found[best]
     return chosen
 
 
@@ -124,6 +125,7 @@ def methods() -> list[tuple[str, str, str]]:
 
 def _params(rows: list[tuple], build: Any, few: Sequence[tuple] | None = None) -> list[Any]:
     few = pairwise([row for row in rows if row[1] not in SETTINGS]) if few is None else few
-    marks = lambda row: () if row in set(few) else pytest.mark.soak
+    quick = set(few)
+    marks = lambda row: () if row in quick else pytest.mark.soak
     name = lambda row: "+".join(map(str, row))
     return [pytest.param(build(*row), id=name(row), marks=marks(row)) for row in rows]
