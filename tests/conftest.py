@@ -22,7 +22,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # later versions e
     QUICK_TO_COMPILE += " --xla_cpu_use_fusion_emitters=false"
 if QUICK_TO_COMPILE not in (flags := os.environ.get("XLA_FLAGS", "")):  # workers inherit what their parent set
     os.environ["XLA_FLAGS"] = f"{QUICK_TO_COMPILE} {flags}"
-# Tracing makes millions of objects, nearly all of which live on: searching them for cycles took a tenth of a test's time.
+# Tracing makes millions of objects, which mostly live on; the search for cycles took a tenth of a test's time.
 gc.set_threshold(200_000, 50, 1000)
 os.environ["OMP_NUM_THREADS"] = "1"  # PyTorch: the workers share the cores already
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
