@@ -264,6 +264,8 @@ def _anchor(
         raise CheckpointError(f"{file} has a dspark_config, and architectures {named.pop()}; {advice}")
     if layout in ("DeepSpec", "SpecForge"):
         return True
+    if raw.get("speculators_model_type") == "dflash" and any("DSpark" in str(name) for name in classes_of(raw)):
+        raise CheckpointError(f"{file} has the type dflash, and the class of a DSpark head; {advice}")
     if layout == "speculators and vLLM" and raw.get("speculators_model_type") == "dspark":
         drafted, block = _speculative_tokens(raw), given.get("block_size", 0)
         if drafted not in (block, block - 1):

@@ -120,7 +120,7 @@ def _in_gguf(file: Path) -> dict[str, str]:
 
 
 def _name_what_is_ignored(source: Path) -> None:
-    """Warns where add_bos_token or add_eos_token contradicts tokenizer.json."""
+    """Warns of settings of tokenizer_config.json that are without effect here."""
     file, tokenizer = source / "tokenizer_config.json", load_tokenizer(source)
     if tokenizer is None or not file.is_file():
         return
@@ -131,6 +131,12 @@ def _name_what_is_ignored(source: Path) -> None:
                 f"warning: {file} sets {key} to {str(wanted).lower()} and is ignored, as in transformers 5: "
                 f"tokenizer.json {'adds none' if wanted else 'adds one'}"
             )
+    model = json.loads((source / "tokenizer.json").read_text(encoding="utf-8")).get("model") or {}
+    if config.get("clean_up_tokenization_spaces") is True and model.get("type") != "BPE":
+        say(
+            f"warning: {file} sets clean_up_tokenization_spaces to true and is ignored: transformers removes spaces "
+            "before punctuation from decoded text, and jaxspec does not"
+        )
 
 
 def _convert_meta(source: Path, folder: Path) -> str | None:

@@ -11,11 +11,13 @@ class StopStrings:
         ValueError: a string is empty or not text, or there is no tokenizer.
     """
 
-    def __init__(self, strings: Sequence[str], tokenizer: Any):
-        strings = [strings] if isinstance(strings, str) else list(strings)
+    def __init__(self, strings: Sequence[str] | None, tokenizer: Any):
+        strings = [strings] if isinstance(strings, str) else list(strings or ())
         for string in strings:
             if not isinstance(string, str) or not string:
                 raise ValueError(f"a stop string must be text and not empty, not {string!r}")
+            if any("\ud800" <= character <= "\udfff" for character in string):
+                raise ValueError(f"the stop string {string!r} has a part that is no character, and no text has it")
         if strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
         self.strings, self.tokenizer = strings, tokenizer

@@ -20,7 +20,7 @@ from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.run_description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
-from jaxspec.host.atomic import check_apart, check_folder, check_new, write_whole
+from jaxspec.host.atomic import check_apart, check_folder, check_new, check_ours, write_whole
 from jaxspec.host.json_lines import append_lines, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
@@ -125,6 +125,7 @@ def check(settings: Eval) -> None:
     if settings.out is not None:
         check_out(settings.out)
         check_apart(settings.out, settings.prompts)
+        check_ours(settings.out.with_suffix(".samples.jsonl"), settings.out)
 
 
 def check_out(out: Path) -> None:

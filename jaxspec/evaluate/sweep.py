@@ -10,7 +10,7 @@ from rich.console import Console
 
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate import bench
-from jaxspec.host.atomic import write_whole
+from jaxspec.host.atomic import check_ours, write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import parse_method
@@ -21,6 +21,8 @@ from jaxspec.options.by_command import Bench, Comparison, Sweep
 def run(settings: Sweep) -> None:
     if settings.out is not None and settings.out.suffix != ".json":
         raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
+    if settings.out is not None:
+        check_ours(settings.out.with_suffix(".svg"), settings.out)
     setting, values = read_over(settings.over)
     variants = vary(parse_method(settings.method), setting, values)
     shared = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Comparison)}

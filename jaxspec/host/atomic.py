@@ -38,11 +38,12 @@ def check_apart(out: Path, *given: Path) -> None:
         raise ValueError(f"{out} is read by this command, and would be replaced by its output; name another output")
 
 
-def check_ours(out: Path, log: Path) -> None:
-    """Raises ValueError if a file of results exists without its log, so that another command may have written it."""
-    if out.exists() and not log.exists():
+def check_ours(out: Path, other: Path) -> None:
+    """Raises ValueError if an output exists without the other that is written before or with it, such as its log."""
+    if out.exists() and not other.exists():
         raise ValueError(
-            f"{out} exists already, and its log {log.name} does not; name another output or remove it first"
+            f"{out} exists already, and {other.name}, which would be beside it if this command had written it, does "
+            "not; name another output or remove it first"
         )
 
 

@@ -120,6 +120,10 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**SPECULATORS, "speculators_model_type": "dspark"}, {}, ["markov_rank 256", "is missing"]),
         ({**SPECULATORS, "markov_rank": 4}, MARKOV, ["markov_rank", "only DSpark heads have"]),
         (
+            {**without("sample_from_anchor", SPECULATORS), "architectures": ["DSparkDraftModel"]}, {},
+            ["the type dflash", "the class of a DSpark head", "--rows"],
+        ),
+        (
             {**without("sample_from_anchor", SPECULATORS), "speculators_model_type": "dspark", **DSPARK,
              "speculators_config": {"proposal_methods": [{"speculative_tokens": 7}]}},
             MARKOV | CONFIDENCE, ["draft 7 tokens of blocks of 4", "--rows"],

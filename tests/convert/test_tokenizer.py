@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 import transformers
 
 from jaxspec.checkpoint import builtin
@@ -185,6 +186,14 @@ def test_settings_that_tokenizer_json_contradicts_are_named(tmp_path: Path, caps
             error = capsys.readouterr().err
             assert ("sets add_bos_token to" in error) == (add != bos)
             assert "add_eos_token" not in error
+
+
+def test_decoded_text_that_transformers_would_change_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    for backend, named in ((words, True), (of_bytes(), False)):
+        source = write(tmp_path / str(named), backend, {"clean_up_tokenization_spaces": True}, model_type="llama")
+        tokenizer.bring(source, tmp_path)
+        assert ("sets clean_up_tokenization_spaces to true and is ignored" in capsys.readouterr().err) == named
 
 
 def test_the_tokenizer_of_a_checkpoint_is_replaced(tmp_path: Path):

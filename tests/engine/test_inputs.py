@@ -112,7 +112,7 @@ class TestSettings:
 
     def test_penalties_that_do_nothing_are_taken(self, engine: Engine) -> None:
         nothing: Any = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": None}
-        nothing["logits_processor"] = None
+        nothing |= {"logits_processor": None, "stop": None}
         assert engine.generate("ab", max_new_tokens=4, **nothing)[0].tokens
         with pytest.raises(ValueError, match=r"min_length is not supported: it makes the target's distribution"):
             engine.generate("ab", max_new_tokens=4, **nothing | {"min_length": 3})
@@ -122,6 +122,7 @@ class TestSettings:
         [
             ({"batch_size": 2.5}, r"batch_size must be a whole number, not 2\.5"),
             ({"stop": [5]}, "a stop string must be text and not empty, not 5"),
+            ({"stop": ["a\ud83d"]}, "the stop string .* has a part that is no character"),
             ({"truncate": "right"}, "truncate must be None or \"left\", not 'right'"),
             ({"system": 5, "chat": True}, "system must be text, not 5"),
             ({"chat_args": "a=1", "chat": True}, "chat_args must map names to values, not 'a=1'"),

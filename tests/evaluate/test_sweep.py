@@ -56,6 +56,12 @@ def test_the_file_is_benchs_and_says_what_was_swept(out: Path):
     assert out.with_suffix(".svg").read_text(encoding="utf-8").rstrip().endswith("</svg>")
 
 
+def test_a_figure_of_others_stays(command: Sweep, tmp_path: Path):
+    (tmp_path / "mine.svg").write_text("mine")
+    with pytest.raises(ValueError, match=r"mine.svg exists already"):
+        sweep.run(dataclasses.replace(command, out=tmp_path / "mine.json"))
+
+
 def test_a_killed_sweep_resumes(
     command: Sweep, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
