@@ -56,6 +56,12 @@ def results(out: Path) -> dict[str, Any]:
     return json.loads(out.with_suffix(".json").read_text())
 
 
+def test_samples_of_others_stay(model, prompts, tmp_path):
+    (tmp_path / "out.samples.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"out.samples.jsonl exists already, and out.jsonl, "):
+        evaluation.check(settings(model, prompts, out=tmp_path / "out.jsonl"))
+
+
 def test_every_turn_is_what_generate_gives(model, prompts, tmp_path, capsys):
     out = tmp_path / "out.jsonl"
     evaluation.run(settings(model, prompts, out=out))
