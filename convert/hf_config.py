@@ -44,7 +44,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 # Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _MISTRAL = {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32}
+_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32, "max_window_layers": 28}
 _EXPERTS = {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
@@ -177,8 +177,11 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
     for key, values in _ONLY.items():
         if (value := config.get(key, values[0])) not in values:
             raise CheckpointError(f"{key} {reprlib.repr(value)} is not supported, only {values[0]!r}")
-    window = config.get("sliding_window")
-    if window is not None and (kind in ("mistral", "mixtral") or config.get("use_sliding_window")):
+    window, slides = config.get("sliding_window"), kind in ("mistral", "mixtral")
+    if window is not None and config.get("use_sliding_window"):  # Qwen: from layer `max_window_layers` on
+        first, layers = config.get("max_window_layers"), integer(config, "num_hidden_layers")
+        slides |= not isinstance(first, int) or first < layers
+    if window is not None and slides:
         raise CheckpointError(
             f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
         )

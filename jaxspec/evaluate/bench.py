@@ -1,6 +1,7 @@
 """`jaxspec bench`: compares methods on the same questions."""
 
 import dataclasses
+import glob
 import json
 import re
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ from jaxspec.planning.counting import Parts
 from jaxspec.planning.program import chain_on_one_chip
 
 UNSAFE = r"[^\w.+=-]"  # characters that are replaced in file names
+SAMPLES = ".samples.jsonl"  # ends the names of the input files of the scorer of code
 NOISE_BATCHES = 4  # rounding noise is measured on the texts of this many batches
 
 
@@ -90,7 +92,8 @@ def check(settings: Bench) -> None:
     if settings.json is not None:
         check_out(settings.json)
         check_apart(settings.json, settings.prompts)
-        check_ours(settings.json, log_of(settings.json))
+        for out in (settings.json, *settings.json.parent.glob(f"{glob.escape(settings.json.stem)}.*{SAMPLES}")):
+            check_ours(out, log_of(settings.json))
 
 
 def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
@@ -99,7 +102,7 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
         return {}
     _, answers, _ = read_finished(log_of(out))
     return {
-        out.with_suffix(f".{re.sub(UNSAFE, '_', name)}.samples.jsonl"): quality.samples(
+        out.with_suffix(f".{re.sub(UNSAFE, '_', name)}{SAMPLES}"): quality.samples(
             suite, ((answer.question_id, answer.turns[0].text) for answer in ours)
         )
         for name, ours in answers_by_method(answers).items()

@@ -14,7 +14,7 @@ from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.comparison import differences, read, show
 from jaxspec.evaluate.runlog import log_of, pieces_of, word_of
 from jaxspec.methods.method import parse_method
-from jaxspec.options.by_command import Compare
+from jaxspec.options.by_command import Bench, Compare
 from jaxspec.report import runs as finished
 from tests.report import made_up
 
@@ -212,6 +212,13 @@ def test_samples_of_a_run(tmp_path: Path):
     lines = [json.loads(line) for line in found[next(iter(found))].splitlines()]
     assert [line.keys() for line in lines] == [{"task_id", "completion"}] * 3
     assert bench.samples_of(out, {"settings": {"suite": None}, "methods": {}}) == {}
+
+
+def test_samples_of_others_stay(tmp_path: Path):
+    (tmp_path / "out.plain.samples.jsonl").write_text("mine")
+    settings = Bench(target=FOLDER, methods=("plain",), prompts=tmp_path / "none", json=tmp_path / "out.json")
+    with pytest.raises(ValueError, match=r"out.plain.samples.jsonl exists already, and out.json.jsonl, "):
+        bench.check(settings)
 
 
 TWO = "import math\n\ndef g(x):\n    return x\n\ndef f(x):\n    return g(x)\n"
