@@ -42,7 +42,7 @@ PUBLISHED = {
         size=730_000_000,
         about="SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB/SmolLM2-135M-Instruct, arXiv:2502.02737), licence "
         "Apache-2.0, as QuantFactory's GGUF file with Q4_1 weights (the embedding Q8_0), dequantised to float32",
-        heads=FOLDER.parent / "smollm2",
+        heads=FOLDER.parent / "smollm2" / "heads",
     )
 }
 """By the name that users type."""

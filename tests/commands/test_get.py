@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jaxspec
-from jaxspec.checkpoint import builtin
+from jaxspec.checkpoint import builtin, checksums, heads
 from jaxspec.commands import get, main
 from tests import hf_models
 from tests.convert import gguf_files, record_gguf_ids
@@ -139,3 +139,9 @@ def test_the_real_model_is_pinned():
     model = builtin.PUBLISHED["smollm2"]
     assert len(model.sha256) == 64 and "Apache-2.0" in model.about and "Q4_1" in model.about
     assert dataclasses.replace(model, version="0").folder != model.folder
+
+
+def test_the_heads_in_the_package_are_whole():
+    folder = builtin.PUBLISHED["smollm2"].heads
+    assert folder is not None and checksums.verify(folder / "eagle3") > 0
+    assert heads.read_head(folder / "eagle3", "eagle3").model.vocab_size == 49_152
