@@ -28,7 +28,7 @@ demo: .venv/.light  ## generate code with the bundled model, show its drafts, an
 
 chat: .venv/.light  ## fetch a small chat model (SmolLM2-135M-Instruct) if it is not here, and talk with it
 	@$(BIN)/jaxspec get smollm2
-	@$(BIN)/jaxspec chat --target smollm2 --method ngram+chain+expected-gain --show-drafts
+	@$(BIN)/jaxspec chat --target smollm2 --method eagle3,history=4+chain,length=3 --show-drafts
 
 test: .venv/.dev  ## the tests, on WORKERS=2 processes
 	@$(PYTEST)
