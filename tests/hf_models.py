@@ -55,12 +55,7 @@ FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         transformers.MixtralForCausalLM,
         {"num_key_value_heads": 2, "num_local_experts": 5, "num_experts_per_tok": 2},
     ),
-    "qwen2": (
-        transformers.Qwen2Config,
-        transformers.Qwen2ForCausalLM,
-        # No layer has the window: those before number `max_window_layers` have none.
-        {"num_key_value_heads": 2, "use_sliding_window": True, "sliding_window": 2, "max_window_layers": 28},
-    ),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"num_key_value_heads": 2}),
     "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16}),
 }
 

@@ -11,8 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.convert import hf_config
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
 from tests.convert.test_fuzz import Trap
@@ -111,6 +113,15 @@ def test_configs(family: str, values: dict, words: list[str], copy: Callable[[st
     edit_config(source, **values)
     sentence = refused(source, tmp_path / "ckpt")
     assert all(word in sentence for word in words), sentence
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_window_that_no_layer_has(family: str, originals: Path):
+    config = json.loads((originals / family / "config.json").read_text())
+    values = {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 2}
+    theirs = transformers.AutoConfig.for_model(**{**config, **values, "layer_types": None})
+    assert theirs.layer_types == ["full_attention"] * 2
+    assert hf_config.to_llama({**config, **values}) == hf_config.to_llama(config)
 
 
 @pytest.mark.parametrize(
