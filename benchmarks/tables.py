@@ -106,7 +106,12 @@ def smollm2() -> str:
         ]
         for name, each in methods(runs["bfloat16"])
     )
-    return text + markdown(["method", "tau, 95 %", "nodes", "speedup in bfloat16, 95 %", "in float32"], rows)
+    table = markdown(["method", "tau, 95 %", "nodes", "speedup in bfloat16, 95 %", "in float32"], rows)
+    alone = "; ".join(
+        f"`{name}` {with_interval(each, 'speedup')}, tau {each['tau']:.2f}"
+        for name, each in methods(result("smollm2_head_alone"))
+    )
+    return f"{text}{table}\nThe run before it, in bfloat16, with the head alone: {alone}.\n"
 
 
 def builtin_methods() -> str:
