@@ -62,13 +62,14 @@ def two_tree_sizes():
 def forgotten_programs():
     """A process that compiles for many tests does not run out of memory maps, which would abort it.
 
-    A loop takes up to 2,500 of the 65,530 maps. Counting them takes tens of milliseconds, hence only after every tenth.
+    A small model's loop takes some 350 of the 65,530 maps, the largest 2,500. Counting them takes tens of milliseconds,
+    hence only after every tenth.
     """
     yield
     if next(TESTS) % 10 == 0:
         from jaxspec.host import compilation  # after the import hook
 
-        compilation.make_room(0.4)
+        compilation.make_room(0.75)
 
 
 @pytest.fixture(scope="module")

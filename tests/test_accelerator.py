@@ -69,6 +69,7 @@ def test_the_first_steps(tmp_path: Path, in_this_process: None):
     assert {file.name for file in tmp_path.iterdir()} == {"results.json", "caches.tar.gz"}
 
 
+@pytest.mark.soak
 def test_the_later_steps(tmp_path: Path, in_this_process: None, monkeypatch: pytest.MonkeyPatch):
     def verify(settings: Any) -> None:
         settings.json.write_text(json.dumps({"passed": False, "methods": {}, "failures": [], "noise": 0.0}))

@@ -80,6 +80,7 @@ def test_greedy_text_is_plain_decodings(methods):
         assert np.asarray(history.accepted).sum() > 0, f"{method}: no draft was accepted, so nothing was tested"
 
 
+@pytest.mark.soak
 def test_sampled_text_is_the_targets(methods):
     target = models(VOCAB, num_layers=1)
     for method in methods[:2]:  # one with children that were drawn, one with children that may be pruned

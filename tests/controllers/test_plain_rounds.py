@@ -116,7 +116,9 @@ class EveryThird(Controller):
         return jnp.ones(signals.top_prob.shape, bool)
 
 
-@pytest.mark.parametrize("name", ["dflash+chain,length=4", "eagle+chain,length=4"])
+@pytest.mark.parametrize(
+    "name", ["dflash+chain,length=4", pytest.param("eagle+chain,length=4", marks=pytest.mark.soak)]
+)
 def test_a_drafter_reads_in_plain_rounds_what_it_reads_in_others(name: str, monkeypatch: pytest.MonkeyPatch):
     """Its passes are skipped, and it reads few tokens at once; so it drafts the same as without."""
     monkeypatch.setattr(loop, "READ_TOGETHER", 2)  # one token of each row

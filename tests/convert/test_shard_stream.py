@@ -58,6 +58,7 @@ def same_as_from(folder: Path, tmp_path: Path) -> None:
     assert checksums.verify(to_path(OUT)) > 10
 
 
+@pytest.mark.soak
 def test_killed_and_resumed(there: hub.Hub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     there.faults = {"model-00002": [429, 503]}
     write, calls = parameters.write_parts, list[str]()
@@ -164,6 +165,7 @@ def test_a_bucket_that_changes(in_bucket: Bucket, folder: Path, tmp_path: Path, 
     assert run("llama", source, f"{OUT}-2").last.startswith(f"error: {file} is not a whole safetensors file (")
 
 
+@pytest.mark.soak
 def test_a_model_without_safetensors(there: hub.Hub, folder: Path, tmp_path: Path):
     torch.save({name: torch.from_numpy(each) for name, each in tensors(folder).items()}, tmp_path / "model.bin")
     there.models["org/old"] = old = tmp_path / "old"

@@ -80,7 +80,7 @@ class Passes:
 @pytest.mark.parametrize(
     ("builder", "exit_layer"),
     [
-        ("chain,length=3", True),
+        pytest.param("chain,length=3", True, marks=pytest.mark.soak),
         ("static,paths=0:1:2:00:01:10:000", False),
         ("eagle2,total=6,depth=3,width=2", True),
     ],

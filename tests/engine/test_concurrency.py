@@ -35,7 +35,7 @@ def tokens(engine: Engine, prompts: list[str], temperature: float = 0.0) -> list
     return [list(one.tokens) for one in found]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.soak), 0.9])
 def test_threads_share_an_engine(engine: Engine, temperature: float):
     calls = [[f"{word} {word}", "abcabc", word] for word in ("one", "two", "three", "four")]
     alone = [tokens(engine, prompts, temperature) for prompts in calls]

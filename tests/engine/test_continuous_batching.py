@@ -177,7 +177,9 @@ def test_the_cache_grows_while_rows_are_refilled(model):
     assert session.round > session.cache_len, "no column was used twice"
 
 
-@pytest.mark.parametrize(("rows", "method", "longest"), [(8, METHOD, 60), (4, "plain", 150)])
+@pytest.mark.parametrize(
+    ("rows", "method", "longest"), [pytest.param(8, METHOD, 60, marks=pytest.mark.soak), (4, "plain", 150)]
+)
 def test_no_row_idles_while_prompts_wait(rows: int, method: str, longest: int, model, monkeypatch):
     """At most 3 % of row-rounds; and all rounds are at most 1.05 of those of handing rows on without delay."""
     rng = np.random.default_rng(1)

@@ -53,7 +53,7 @@ PROMPTS = ["abcabc", "the first of the two", "x"]
 class TestGenerate:
     def test_every_method_gives_the_plain_text(self, model, plain, engine):
         expected = plain.generate(PROMPTS, max_new_tokens=30)
-        for one in (engine, Engine(model, "draft-model+static"), Engine(model)):
+        for one in (engine, Engine(model, "draft-model+static")):
             found = one.generate(PROMPTS, max_new_tokens=30)
             assert [g.tokens for g in found] == [g.tokens for g in expected]
             assert [g.text for g in found] == [g.text for g in expected]

@@ -270,6 +270,7 @@ def test_training_text(root: Path, tmp_path: Path):
         assert ours == theirs and len(ours) == (1 if name else 2)
 
 
+@pytest.mark.soak
 def test_a_run_resumes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Tokenizer, text, checkpoints and metrics: as on a disk, after an error between two checkpoints."""
     (tmp_path / "data").mkdir()

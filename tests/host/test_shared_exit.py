@@ -35,7 +35,7 @@ def test_one_raises(tmp_path: Path):
     assert not [*tmp_path.glob(".*.part")]
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_one_is_terminated(tmp_path: Path, which: int):
     running = begun("goes-on", tmp_path)
     running[which].send_signal(signal.SIGTERM)
@@ -45,7 +45,7 @@ def test_one_is_terminated(tmp_path: Path, which: int):
     assert not [*tmp_path.glob(".*.part")]
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("which", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_one_is_killed(tmp_path: Path, which: int):
     running = begun("goes-on", tmp_path)
     running[which].kill()

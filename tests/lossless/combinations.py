@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -37,11 +37,11 @@ WITH_KEPT_BLOCKS = (  # how a skip set drafts that has weights of its own
     "layer-skip+chain,length=4+adaptive,gamma=0.3,alpha=0.5,epsilon=1.0",
     "layer-skip+eagle2,total=12,depth=4,width=3+cali-ts",
 )
-BY_MUTANTS = (  # the last: whether it is coupled; `tests/mutants` runs the tests of these
-    ("draft-model", "chain,length=4", "threshold,gamma=0.2,confidence=token", False),
-    ("eagle", "chain,length=4", "beta-ts,prior_alpha=1", False),
-    ("eagle3", "eagle2,total=12,depth=4,width=3", "fixed", False),
-    ("draft-model", "uniform,width=2,depth=3,total=8", "fixed", True),
+BY_MUTANTS = (  # the last: the rule; `tests/mutants` runs the tests of these
+    ("draft-model", "chain,length=4", "threshold,gamma=0.2,confidence=token", "greedy"),
+    ("eagle", "chain,length=4", "beta-ts,prior_alpha=1", "greedy"),
+    ("eagle3", "eagle2,total=12,depth=4,width=3", "fixed", "greedy"),
+    ("draft-model", "uniform,width=2,depth=3,total=8", "fixed", "coupled"),
 )
 TEMPERATURES = (0.7, 1.0)
 TOP_P = (1.0, 0.8)
@@ -58,12 +58,12 @@ class Sampled:
 
 def greedy() -> list[Any]:
     """Every method, to be verified greedily; those outside the covering set only with --soak."""
-    return _params(methods(), _method, usual(coupled=False))
+    return _params(methods(), _method, usual("greedy"))
 
 
 def coupled() -> list[Any]:
     """Every method whose sampled text is plain decoding's; those outside the covering set only with --soak."""
-    return _params([row for row in methods() if is_coupled("+".join(row))], _method, usual(coupled=True))
+    return _params([row for row in methods() if is_coupled("+".join(row))], _method, usual("coupled"))
 
 
 def refilled(coupled: bool) -> list[Any]:
@@ -72,23 +72,29 @@ def refilled(coupled: bool) -> list[Any]:
     They are taken from the covering set, whose programs are compiled anyway.
     """
     rows = [row for row in methods() if not coupled or is_coupled("+".join(row))]
-    return _params(rows, _method, covering(usual(coupled), 1))
-
-
-@functools.cache
-def usual(coupled: bool) -> list[tuple[str, str, str]]:
-    """Methods verified by one of both rules, such that every pair of drafter, builder, controller and rule occurs."""
-    rows = [row for row in methods() if row[1] not in SETTINGS]
-    both = lambda i: (False, True) if i % 2 else (True, False)  # so that each rule has about half of them
-    every = [(*row, rule) for i, row in enumerate(rows) for rule in both(i) if not rule or is_coupled("+".join(row))]
-    return [row[:3] for row in covering(every, 2, BY_MUTANTS) if row[3] == coupled]
+    return _params(rows, _method, covering(usual("coupled" if coupled else "greedy"), 1))
 
 
 def sampled() -> list[Any]:
-    """Every other method with every temperature and top-p; those outside a pairwise covering set only with --soak."""
+    """Every other method with every temperature and top-p; those outside the covering set only with --soak."""
     others = [row for row in methods() if not is_coupled("+".join(row))]
     rows = [(*method, *how) for method in others for how in itertools.product(TEMPERATURES, TOP_P)]
-    return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p))
+    return _params(rows, lambda d, b, c, t, p: Sampled(parse_method("+".join((d, b, c))), t, p), usual("sampled"))
+
+
+@functools.cache
+def usual(rule: str) -> list[tuple]:
+    """Methods verified by one of the three rules, such that every pair of drafter, builder, controller and rule occurs.
+
+    Those that are sampled have a temperature and top-p, each of which occurs with every drafter and controller too.
+    """
+    every: list[tuple] = []
+    for i, row in enumerate(row for row in methods() if row[1] not in SETTINGS):
+        sampling = itertools.product(TEMPERATURES, TOP_P)
+        other = [("coupled",)] if is_coupled("+".join(row)) else [("sampled", *how) for how in sampling]
+        rules = [("greedy",), *other]
+        every += [(*row, *how) for how in (rules if i % 2 else reversed(rules))]  # so that each rule has its share
+    return [(*row[:3], *row[4:]) for row in covering(every, 2, BY_MUTANTS) if row[3] == rule]
 
 
 def _method(*parts: str) -> Method:
@@ -100,13 +106,11 @@ def is_coupled(method: str) -> bool:
     return isinstance(parse_method(method).rule(greedy=False), GumbelCoupling)
 
 
-def pairwise(rows: Sequence[tuple]) -> list[tuple]:
-    """A small subset of `rows` in which every pair of values of two columns that occurs in `rows` still occurs."""
-    return covering(rows, 2)
-
-
 def covering(rows: Sequence[tuple], columns: int, begin: Sequence[tuple] = ()) -> list[tuple]:
-    """The same for the values of so many columns; the subset begins with these rows."""
+    """A small subset of `rows` in which all values of so many columns that occur together in `rows` still do.
+
+    It begins with the rows `begin`.
+    """
     values = lambda row: {(at, tuple(row[i] for i in at)) for at in itertools.combinations(range(len(row)), columns)}
     found = [values(row) for row in rows]
     missing, chosen = set().union(*found).difference(*map(values, begin)), [*begin]
@@ -123,8 +127,12 @@ def methods() -> list[tuple[str, str, str]]:
     return [row for row in rows if (row[0], row[2]) not in UNSOUND]
 
 
-def _params(rows: list[tuple], build: Any, few: Sequence[tuple] | None = None) -> list[Any]:
-    few = pairwise([row for row in rows if row[1] not in SETTINGS]) if few is None else few
+def some(names: Iterable[str], *usual: str) -> list[Any]:
+    """Names as parameters of a test; those outside `usual` only with --soak."""
+    return [pytest.param(name, marks=() if name in usual else pytest.mark.soak) for name in names]
+
+
+def _params(rows: list[tuple], build: Any, few: Sequence[tuple]) -> list[Any]:
     quick = set(few)
     marks = lambda row: () if row in quick else pytest.mark.soak
     name = lambda row: "+".join(map(str, row))

@@ -37,6 +37,7 @@ from tests.lossless.harness import (
     with_kept_blocks,
 )
 
+KEPT_BLOCKS = [name for name in combinations.WITH_KEPT_BLOCKS if combinations.is_coupled(name)]
 PLAIN = speculation(parse_method("plain"), False)
 HOW = (
     SamplingParams(temperature=0.7, top_p=0.8, seed=1),
@@ -98,7 +99,7 @@ def test_rows_of_continuous_batching(method: Method, target, prompts, plain):
     assert run_refilled(coupled(method), target, several) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in combinations.WITH_KEPT_BLOCKS if combinations.is_coupled(name)])
+@pytest.mark.parametrize("name", combinations.some(KEPT_BLOCKS, KEPT_BLOCKS[0]))
 def test_a_skip_set_with_weights_of_its_own(name: str, target, prompts, plain):
     check_texts(speculation(parse_method(name), False), with_kept_blocks(target), mixed(prompts, NEW), plain)
 

@@ -32,10 +32,9 @@ PADDED = {
     "draft-model, fewer rows": lambda size: size - size // 5,
     "draft-model, more rows": lambda size: size * 5 // 4,
 }
-SOME = [
-    pytest.param(name, marks=() if name in ("eagle", "medusa", "draft-model, fewer rows") else pytest.mark.soak)
-    for name in (*DRAFTERS, *PADDED)
-]
+EVERY = (*DRAFTERS, *PADDED)
+KINDS = ("dflash", "medusa", "draft-model")  # one each with the target's LM head, with heads of its own, and a model
+FEW = combinations.some(EVERY, "medusa", "draft-model, fewer rows")
 TREE = "eagle2,total=12,depth=4,width=3"
 PATHS = "static,paths=0:1:2:00:01:10:000+threshold,gamma=0.2,confidence=token"
 
@@ -51,7 +50,7 @@ def method_of(name: str, rest: str) -> str:
     return f"{name.partition(', ')[0]}+{rest}"
 
 
-@pytest.mark.parametrize("name", [*DRAFTERS, *SOME[-2:]])
+@pytest.mark.parametrize("name", combinations.some(EVERY, *KINDS, "edd", "draft-model, fewer rows"))
 def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
     spec, others = speculation(parse_method(method_of(name, TREE)), True), changed(name, target, range(0, 23, 2))
     check_texts(spec, others, requests(prompts, NEW), plain)
@@ -61,13 +60,7 @@ def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
         assert run_refilled(spec, others, asked) == [plain[i][:budget] for i, budget in each]
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [  # usually one each of those with the target's LM head, with heads of their own, and that are a model
-        pytest.param(name, marks=() if name in ("dflash", "medusa", "draft-model") else pytest.mark.soak)
-        for name in DRAFTERS
-    ],
-)
+@pytest.mark.parametrize("drafter", combinations.some(DRAFTERS, *KINDS))
 def test_without_tokens_that_never_come_no_draft_is_lost(drafter: str, target, prompts, plain):
     """What the whole head drafts and the target accepts is in the text, so the cut head drafts it too."""
     spec, used = (
@@ -82,7 +75,7 @@ def test_without_tokens_that_never_come_no_draft_is_lost(drafter: str, target, p
     assert (rounds(cut) <= rounds(whole)).all()
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", FEW)
 def test_sampled_distribution_is_the_targets(name: str):
     """With another padding the target gives a token that is never drafted, or the draft model has rows without one."""
     method = parse_method(method_of(name, PATHS))
@@ -91,7 +84,7 @@ def test_sampled_distribution_is_the_targets(name: str):
     assert p_value > distribution.FALSE_ALARM
 
 
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", FEW)
 def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     method, asked = method_of(name, TREE), requests(prompts, NEW, seed=3, temperature=0.8)
     assert combinations.is_coupled(method)

@@ -25,7 +25,7 @@ METHODS = [
     f"dflash+{combinations.BUILDERS[-1]}+confidence,threshold=0.5",
     pytest.param("dflash+eagle2,total=12,depth=4,width=3+confidence,threshold=0.5", marks=pytest.mark.soak),
     pytest.param(f"dflash+{combinations.BUILDERS[-1]}+{combinations.CONTROLLERS[-1]}", marks=pytest.mark.soak),
-    "dflash,history=2+eagle2,total=8,depth=3,width=2",
+    pytest.param("dflash,history=2+eagle2,total=8,depth=3,width=2", marks=pytest.mark.soak),  # as of DFlash
 ]
 KINDS = [
     ("every token", True),

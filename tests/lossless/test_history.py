@@ -1,7 +1,6 @@
 """History beside a head of every kind: the text is the target's, whichever rows copy and whichever use the head."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.methods.method import parse_method
 from tests.controllers.test_plain_rounds import EveryThird
+from tests.lossless.combinations import some
 from tests.lossless.distribution import FALSE_ALARM, p_value
 from tests.lossless.harness import (
     begun,
@@ -45,13 +45,6 @@ METHODS = (  # each kind of head, and each kind of builder and controller
     "dflash,block=3,history=2+chain,length=6+beta-ts,prior_alpha=1",  # longer than the block: copies only
 )
 COUPLED = [name for name in METHODS if "chain" not in name or "dflash" in name]
-
-
-def alternate(names: Sequence[str], first: int) -> list[Any]:
-    """Every other one; the rest only with --soak."""
-    return [pytest.param(name, marks=pytest.mark.soak if (i + first) % 2 else ()) for i, name in enumerate(names)]
-
-
 SAMPLED = (
     "draft-model,history=2+chain,length=3",
     "eagle3,history=1+chain,length=3",
@@ -87,7 +80,7 @@ def copies(spec: Speculation, models: Models, asked: list[Request]) -> tuple[Dec
     return state, np.stack(seen)
 
 
-@pytest.mark.parametrize("name", alternate(METHODS, 1))
+@pytest.mark.parametrize("name", some(METHODS, *METHODS[1::2]))
 def test_greedy_text_is_the_targets(name: str, target, prompts, plain):
     """Also beside other rows, and in rows that others had before; and what a row does depends on itself alone, unless
     rows decide together."""
@@ -122,7 +115,7 @@ def test_copies_may_be_longer_than_the_heads_block(target, prompts):
     assert counts.levels.T[seen == 1].max() == 6 and counts.accepted.T[seen == 1].max() > 2
 
 
-@pytest.mark.parametrize("name", alternate(COUPLED, 0))
+@pytest.mark.parametrize("name", some(COUPLED, *COUPLED[1::3]))
 def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     asked = requests(prompts, NEW, seed=3, temperature=0.3, top_p=0.95)
     expected, _ = run(speculation(parse_method("plain"), False), target, asked)
@@ -131,7 +124,7 @@ def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     assert (seen == 1).any() and (seen == 0).any()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.3])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.soak), 0.3])
 def test_beside_a_head_that_was_cut_to_a_draft_vocabulary(temperature: float, target, prompts):
     """A copied token may be one that the head cannot draft; texts are plain decoding's, sampled ones too."""
     asked, greedy = requests(prompts, NEW, seed=3, temperature=temperature), temperature == 0

@@ -24,11 +24,12 @@ METHODS = (
     "layer-skip+chain,length=3",
 )  # the target's layers, or their like
 ROWS = [
-    *((kind, method) for kind in SHAPES for method in METHODS),
+    *zip(("mixture", "mixture", "qk-norm"), METHODS, strict=True),
     ("int8", "layer-skip+chain,length=4+threshold,gamma=0.2"),
     ("int4", "early-exit+chain,length=3"),
 ]
 MORE = [
+    *zip(("qk-norm", "qk-norm", "mixture"), METHODS, strict=True),
     *((kind, method) for kind in SHAPES for method in ("eagle+chain,length=3", "medusa+static,paths=0:1:2:3:4:00:10")),
     ("int8", f"early-exit+{STATIC}"),
     ("int4", "eagle+eagle2,total=12,depth=4,width=3"),

@@ -16,6 +16,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.rules import GumbelCoupling, RejectionSampling
+from tests.lossless.combinations import some
 from tests.lossless.distribution import FALSE_ALARM, VOCAB, p_value
 from tests.lossless.harness import NEW, check_texts, models, requests, run, speculation
 
@@ -140,12 +141,12 @@ def target() -> Models:
     return own_weights(models(vocab_size=23))
 
 
-@pytest.mark.parametrize("name", GREEDY)
+@pytest.mark.parametrize("name", some(GREEDY, "candidates", "shared candidates", "a length that is drawn"))
 def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
     check_texts(speculation(GREEDY[name], True), target, requests(prompts, NEW), plain)
 
 
-@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("name", some(COUPLED, "shared", "candidates, pruned", "a length that is drawn"))
 def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     asked = requests(prompts, NEW, seed=5, temperature=0.9, top_p=0.9)
     spec = speculation(COUPLED[name], False)

@@ -37,7 +37,10 @@ def test_with_a_skip_set_that_has_weights_of_its_own(name: str, target):
     assert p_value(speculation(parse_method(name), False), with_kept_blocks(target), 0.7, 0.8) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("name", ["plain", "draft-model+static", "eagle+eagle2,total=12,depth=4,width=3"])
+@pytest.mark.parametrize(
+    "name",
+    ["plain", pytest.param("draft-model+static", marks=pytest.mark.soak), "eagle+eagle2,total=12,depth=4,width=3"],
+)
 def test_coupled_text_has_the_targets_distribution(name: str, target):
     assert combinations.is_coupled(name)
     assert p_value(speculation(parse_method(name), False), target, 0.7, 0.8) > FALSE_ALARM
@@ -46,7 +49,7 @@ def test_coupled_text_has_the_targets_distribution(name: str, target):
 @pytest.mark.parametrize(
     "method",
     [
-        "draft-model+chain",
+        pytest.param("draft-model+chain", marks=pytest.mark.soak),
         "draft-model+chain,length=6+threshold,gamma=0.4",  # alone a row may draft fewer levels than its batch does
     ],
 )

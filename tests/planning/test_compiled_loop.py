@@ -79,7 +79,7 @@ def faults(program: PlacedProgram, found: Compiled) -> list[str]:
     [
         "plain",
         "eagle+eagle2,total=6,depth=2,width=2",
-        "early-exit+chain,length=2+cali-ts",
+        pytest.param("early-exit+chain,length=2+cali-ts", marks=pytest.mark.soak),
         "dflash,block=3",
         pytest.param("eagle3+chain,length=2", marks=pytest.mark.soak),
         pytest.param("medusa+chain,length=5", marks=pytest.mark.soak),

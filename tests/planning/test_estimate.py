@@ -231,7 +231,7 @@ def test_the_first_token_is_drawn_once():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
-@pytest.mark.parametrize("kind", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", "v7x:2x2x1"])
+@pytest.mark.parametrize("kind", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2", pytest.param("v7x:2x2x1", marks=pytest.mark.soak)])
 def test_a_product_bound_by_arithmetic_is_estimated_near_the_peak(kind: str):
     """So that cycles are those of a whole chip: of a v5p's cores, both."""
     where = parse_slice(kind)

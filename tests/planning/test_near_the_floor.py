@@ -29,7 +29,7 @@ SHAPE = dataclasses.replace(MODELS["llama-3.1-70b"], num_layers=2)
         pytest.param("ngram+chain,length=4", 16, 8192, 0, 5, None, 1.72, 50, None, 2, marks=pytest.mark.soak),
         pytest.param("ngram+chain,length=4", 1, 2048, 0, 5, None, 3.22, 15, "int4", 1, marks=pytest.mark.soak),
         pytest.param("eagle+chain", 1, 2048, 4, 5, 1.43, 2.05, 157, None, 1, marks=pytest.mark.soak),
-        ("eagle+eagle2", 1, 2048, 6, 60, 1.71, 2.67, 168, None, 1),
+        pytest.param("eagle+eagle2", 1, 2048, 6, 60, 1.71, 2.67, 168, None, 1, marks=pytest.mark.soak),
     ],
 )
 def test_the_estimate_stays_near_the_floor(

@@ -288,7 +288,7 @@ def test_gradients_reach_every_weight(target, dspark, batch):
 
 
 def test_a_head_is_trained_and_used(ckpt, data):
-    options = ("--block", 4, "--layers", 2, "--anchors", 16, "--markov-rank", 8)
+    options = ("--block", 4, "--layers", 1, "--anchors", 16, "--markov-rank", 8)
     engine, lines = trained("dflash", ckpt, "--data", data, *options)
     assert {"alpha_0", "alpha_1", "alpha_2"} <= lines[0].keys()
     assert str(engine.method).startswith("dflash,block=4+chain,length=3")
