@@ -69,7 +69,7 @@ def forgotten_programs():
     if next(TESTS) % 10 == 0:
         from jaxspec.host import compilation  # after the import hook
 
-        compilation.make_room(0.75)
+        compilation.make_room(0.4)  # with more of them, tests of many small programs took twice as long
 
 
 @pytest.fixture(scope="module")

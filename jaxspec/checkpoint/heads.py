@@ -28,11 +28,14 @@ class HeadConfig:
     source_dtype: str  # on export
     settings: dict[str, Any]  # from which its drafter builds it
     chat_args: dict[str, Any] | None = None  # of the chat template in training; None: unknown, or other text
+    method: str | None = None  # to decode with this head where no method is named; None: its drafter's default
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
         if not isinstance(self.settings, dict):
             raise ValueError(f"settings must be an object, not {self.settings!r}")
+        if not isinstance(self.method, str | None):
+            raise ValueError(f"method must be a string or null, not {self.method!r}")
 
     @property
     def of_target(self) -> LlamaConfig:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import find_head, read_config
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.costs.calibration import how_run
 from jaxspec.costs.stored import read_speeds, speeds_key
-from jaxspec.engine.head_weights import fitted
+from jaxspec.engine.head_weights import fitted, is_checkpoint
 from jaxspec.host.processes import broadcast_from_first
 from jaxspec.methods.method import Method, default_method, parse_method
 
@@ -33,12 +34,15 @@ def default_of(model: Checkpoint, batch_size: int = 1) -> Default:
 def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, batch_size: int = 1) -> Default:
     """The fastest method where `jaxspec calibrate --all` has kept the speeds of this checkpoint on this device.
 
-    Otherwise the trained head that comes first in the order of preference, or prompt lookup. Several processes take
-    that of the first.
+    Otherwise the trained head that comes first in the order of preference, with the `method` of its config.json if
+    there is one; or prompt lookup. Several processes take that of the first.
 
     Args:
         dtype, device: as in `CostKey`.
         batch_size: sequences decoded together; each power of two has speeds of its own.
+
+    Raises:
+        CheckpointError: the head's config.json names a method that does not exist or is not of this head.
     """
 
     def kept() -> dict[str, str]:
@@ -57,7 +61,25 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     found = broadcast_from_first(kept)
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    method = default_method(heads)
+    method = _named_by_head(path, default_method(heads))
     with contextlib.suppress(CheckpointError):  # loading the head says what is wrong with it
         method = fitted(path, method)
     return Default(method, f"first in the order of preference; {found['missing']}")
+
+
+def _named_by_head(path: Path, usual: Method) -> Method:
+    """The method in the config.json of a method's head, or the method itself if there is none or no readable head."""
+    if usual.head is None:
+        return usual
+    try:
+        folder = find_head(path, usual.head)
+        text = None if is_checkpoint(folder) else read_config(folder).method
+    except CheckpointError:  # loading the head says what is wrong with it
+        return usual
+    try:
+        method = usual if text is None else parse_method(text)
+        if method.head != usual.head:
+            raise ValueError(f"method {text!r} is not one of this head; write {usual.head} before its settings")
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    return method

@@ -59,7 +59,7 @@ def plain(model, prompts):
     ("method", "tau"),
     [
         ("dflash", 1.9),
-        ("early-exit+chain+cali-ts", 1.8),
+        pytest.param("early-exit+chain+cali-ts", 1.8, marks=pytest.mark.soak),
         pytest.param("eagle+chain", 1.7, marks=pytest.mark.soak),
         pytest.param("eagle3+chain", 1.6, marks=pytest.mark.soak),
         pytest.param("edd+chain", 1.7, marks=pytest.mark.soak),

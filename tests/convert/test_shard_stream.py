@@ -150,6 +150,7 @@ def test_from_a_bucket(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Mo
     same_as_from(folder, tmp_path)
 
 
+@pytest.mark.soak
 def test_a_bucket_that_changes(in_bucket: Bucket, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     source = f"gs://{NAME}/hf"

@@ -260,6 +260,7 @@ def test_rows_do_not_see_each_other(weights: Models):
     assert (np.asarray(alone.logits[1]) != np.asarray(beside.logits[1])).any()
 
 
+@pytest.mark.soak
 def test_a_tree_of_width_one_is_the_chain():
     target, prompts = models(23), [[1, 2, 3], [7] * 9]
     methods = ("dflash,block=4", "dflash,block=4+eagle2,total=4,depth=3,width=1")

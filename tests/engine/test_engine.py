@@ -93,6 +93,7 @@ class TestGenerate:
         assert read.is_set()
         session.finish_compiling()
 
+    @pytest.mark.soak
     def test_the_batch_does_not_show(self, engine):
         settings = {"max_new_tokens": 20, "temperature": [0.0, 0.8, 1.2], "top_p": 0.9, "top_k": [0, 5, 0], "seed": 3}
         together = engine.generate(PROMPTS, **settings)

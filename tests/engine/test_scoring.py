@@ -101,5 +101,6 @@ def test_few_programs(model):
     assert score._cache_size() - before == 1
 
 
+@pytest.mark.soak
 def test_on_meshes():
     assert json.loads(several_devices.output("-m", "tests.engine.scoring_on_meshes")) is True

@@ -5,14 +5,17 @@ import json
 from pathlib import Path
 
 import pytest
+from flax import nnx
 
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.heads import HeadConfig, write_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
 from jaxspec.costs import stored
 from jaxspec.costs.calibration import how_run
+from jaxspec.drafters import Medusa
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import calibrate
@@ -94,6 +97,32 @@ def test_a_default_head_that_cannot_be_read_is_said_when_it_is_loaded(model):
     assert found.method == parse_method("dflash")
     with pytest.raises(CheckpointError, match="dflash"):
         Engine(model, found.method)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (None, "medusa"),
+        ("medusa,history=4+chain,length=2", "medusa,history=4+chain,length=2"),
+        ("eagle+chain", "is not one of this head; write medusa"),
+        ("medusa+nothing", "there is no builder or controller 'nothing'"),
+        (3, "is not the config of a trained head"),
+    ],
+)
+def test_a_head_may_name_its_default(model, method, expected):
+    folder, config = model.path / "heads" / "medusa", model.config.model
+    drafter = Medusa()
+    shape = drafter.head_for(config)
+    head = drafter.build_head(shape, nnx.Rngs(0))
+    write_head(folder, HeadConfig("medusa", shape.model, "float32", "float32", dict(shape.settings)), head)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"method": method}))
+    again = load(model.path)
+    if method is None or " " not in expected:
+        assert str(Engine(again).method) == str(parse_method(expected))
+    else:
+        with pytest.raises(CheckpointError, match=expected):
+            Engine(again)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,11 @@ METHODS = (  # each kind of head, and each kind of builder and controller
 )
 COUPLED = [name for name in METHODS if "chain" not in name or "dflash" in name]
 SAMPLED = (
-    "draft-model,history=2+chain,length=3",
     "eagle3,history=1+chain,length=3",
     "edd,history=3+chain,length=3+threshold,gamma=0.2,confidence=token",
-    "medusa,history=2+chain,length=4",
     *(
         pytest.param(f"{name},history=2+chain,length=3", marks=pytest.mark.soak)
-        for name in ("eagle", "early-exit", "layer-skip")
+        for name in ("draft-model", "eagle", "early-exit", "layer-skip", "medusa")
     ),
 )
 REPEATING = [5, 6, 7] * 6

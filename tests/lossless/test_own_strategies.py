@@ -154,7 +154,7 @@ def test_coupled_text_is_plain_decodings(name: str, target, prompts):
     check_texts(spec, target, asked, run(speculation(parse_method("plain"), False), target, asked)[0])
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", some(SAMPLED, "shared candidates", "a length that is drawn"))
 @pytest.mark.parametrize(("temperature", "top_p"), [(0.7, 0.8), pytest.param(1.0, 1.0, marks=pytest.mark.soak)])
 def test_joint_distribution_is_the_targets(name: str, temperature: float, top_p: float):
     small = own_weights(models(VOCAB, num_layers=1))

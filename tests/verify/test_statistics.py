@@ -98,7 +98,9 @@ def test_places_part_the_whole() -> None:
     assert all(a[1] == pytest.approx(b[0]) for a, b in pairwise(ends))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "sampled" else pytest.mark.soak) for kind in KINDS]
+)
 def test_a_workload_is_determined_by_seed_kind_and_number(kind: str) -> None:
     first, again = SOURCE.workload(1, kind, 6), SOURCE.workload(1, kind, 6)
     assert first == again != SOURCE.workload(2, kind, 6)

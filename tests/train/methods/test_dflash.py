@@ -293,4 +293,4 @@ def test_a_head_is_trained_and_used(ckpt, data):
     assert {"alpha_0", "alpha_1", "alpha_2"} <= lines[0].keys()
     assert str(engine.method).startswith("dflash,block=4+chain,length=3")
     settings = heads.read_head(ckpt / "heads/dflash", "dflash").settings
-    assert (settings["block"], len(settings["taps"]), settings["mask_token"]) == (4, 2, 255)
+    assert (settings["block"], len(settings["taps"]), settings["mask_token"]) == (4, 1, 255)

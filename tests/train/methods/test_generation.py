@@ -146,6 +146,7 @@ def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, m
     assert part.read_bytes() == b"something else\n"
 
 
+@pytest.mark.soak
 def test_a_method_that_needs_costs_gets_them(
     whole: Path, generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

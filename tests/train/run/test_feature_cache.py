@@ -99,6 +99,7 @@ def test_edd_learns_from_the_cache_what_it_learns_without(tap: int, target: Llam
     assert float(loss(head, target, twice)[0]) != pytest.approx(float(without), rel=1e-3)
 
 
+@pytest.mark.soak
 def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
     target: Llama, packed: Windows, tmp_path: Path
 ):
