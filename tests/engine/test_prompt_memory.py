@@ -27,7 +27,6 @@ def continued(engine, prompt, memory):
     return text_of_row(session, 0, StopStrings((), engine.model.tokenizer)).tokens
 
 
-@pytest.mark.soak
 def test_prompts_that_end_or_part_at_a_chunks_edge():
     """Tokens and drafts; a chunk is reused only if the token after it, which EAGLE reads too, is the same."""
     engine = test_shared_prefix.engine("eagle+chain,length=3", harness.models(vocab_size=23, max_length=1024))

@@ -19,6 +19,7 @@ from tests.lossless.harness import begun, models, requests, rounds_of, speculati
 
 NEW, SMALL, LARGE = 40, 32, 80
 METHODS = (
+    "draft-model+chain,length=8",
     "edd,history=3+static,paths=0:1:00:01:000+cali-ts",
     "dflash+chain",
     *(
@@ -27,7 +28,6 @@ METHODS = (
             "eagle+eagle2,total=12,depth=4,width=3",
             "early-exit+chain,length=4",
             "eagle3+eagle2,total=12,depth=4,width=3",
-            "draft-model+chain,length=8",
             "ngram+chain,length=12",
             "medusa+static",
         )
