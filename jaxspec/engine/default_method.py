@@ -61,13 +61,13 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     found = broadcast_from_first(kept)
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    method = _named_by_head(path, default_method(heads))
+    method = named_by_head(path, default_method(heads))
     with contextlib.suppress(CheckpointError):  # loading the head says what is wrong with it
         method = fitted(path, method)
     return Default(method, f"first in the order of preference; {found['missing']}")
 
 
-def _named_by_head(path: Path, usual: Method) -> Method:
+def named_by_head(path: Path, usual: Method) -> Method:
     """The method in the config.json of a method's head, or the method itself if there is none or no readable head."""
     if usual.head is None:
         return usual

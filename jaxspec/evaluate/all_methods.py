@@ -9,6 +9,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.engine.default_method import named_by_head
 from jaxspec.engine.head_weights import drafter_of, estimates, fitted
 from jaxspec.methods.method import HISTORY, default_method, parse_method
 
@@ -21,8 +22,8 @@ MATCH = 5  # tokens that must match before a draft is copied from the text (SAM 
 def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint, `plain` first.
 
-    Each usable head and prompt lookup run as a chain. The best head also runs with every other builder and controller,
-    with history, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
+    Each usable head and prompt lookup run as a chain. The best head also runs with the method that its config.json
+    names, with every other builder and controller, with history, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
     `cali-ts`. Of methods that are the same for a head, because it drafts short blocks, only the first is listed.
     """
     first: dict[str, str] = {}
@@ -59,6 +60,8 @@ def _methods(target: Path) -> Iterator[str]:
     by_head = usable_heads(target)
     yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
     best = default_method(by_head)
+    if (named := named_by_head(target, best)) != best:
+        yield str(named)
     drafter = typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
     for name, controller in CONTROLLERS.items():

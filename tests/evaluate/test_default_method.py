@@ -19,6 +19,7 @@ from jaxspec.drafters import Medusa
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import calibrate
+from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.methods.method import parse_method
 from jaxspec.options.by_command import Calibrate, Methods
 from tests.evaluate import tiny
@@ -120,6 +121,7 @@ def test_a_head_may_name_its_default(model, method, expected):
     again = load(model.path)
     if method is None or " " not in expected:
         assert str(Engine(again).method) == str(parse_method(expected))
+        assert str(parse_method(expected)) in map(str, map(parse_method, all_methods(model.path)))
     else:
         with pytest.raises(CheckpointError, match=expected):
             Engine(again)

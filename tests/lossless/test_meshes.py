@@ -12,7 +12,7 @@ from tests.lossless import combinations
 
 MESHES = ("8x1x1", "4x2x1", "2x4x1", "1x8x1")
 SPLIT_ROWS = ("2x2x2", "1x2x4", "1x4x2")  # query heads of a KV head: split by rows, not split, split by `model` only
-METHODS = (  # one combination a drafter; those beyond the number of meshes only with --soak
+METHODS = (  # one combination a drafter; usually seven of them run, each on another mesh
     "plain",
     "ngram+chain,length=4",
     "draft-model+static,paths=0:1:2:00:01:10:000",

@@ -280,7 +280,7 @@ def test_right_rule_passes(name: str, target):
 
 @pytest.mark.parametrize("name", some(["coupled", *UNREPEATABLE], "coupled", "noise of the round"))
 def test_the_text_is_plain_decodings_by_the_coupled_rule_alone(name: str):
-    rule = UNREPEATABLE.get(name, COUPLED)
+    rule = {"coupled": COUPLED, **UNREPEATABLE}[name]
     target, asked = models(vocab_size=23), mixed([[1], [5, 6, 7], [3] * 9, [2, 8]], 20)
     method = Method(drafter=DraftModel(), builder=BUSHY, controller=FIXED, head="draft-model")
     plain, _ = run(speculation(parse_method("plain"), False), target, asked)
