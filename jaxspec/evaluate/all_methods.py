@@ -23,8 +23,9 @@ def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint, `plain` first.
 
     Each usable head and prompt lookup run as a chain. The best head also runs with the method that its config.json
-    names, with every other builder and controller, with history, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
-    `cali-ts`. Of methods that are the same for a head, because it drafts short blocks, only the first is listed.
+    names, with every other builder and controller, with history, and as a shorter and a longer chain. Heads with an
+    acceptance predictor also run with `beta-ts` and `cali-ts`. Of methods that are the same for a head, because it
+    drafts short blocks, only the first is listed.
     """
     first: dict[str, str] = {}
     for name in _methods(target):
