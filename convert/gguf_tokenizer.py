@@ -52,7 +52,7 @@ _NEUTRAL = {"add_sep_token": False, "remove_extra_whitespaces": False}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # They end an answer, and files name one or two of them. llama.cpp takes them for control tokens in every file.
 _ENDS = {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>"}
-_ADVICE = "; name a folder with the model's tokenizer by --tokenizer"
+_ADVICE = "; name a folder with the model's tokenizer: `jaxspec-convert llama SRC OUT --tokenizer FOLDER`"
 
 
 def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -342,6 +342,11 @@ def lm_head_of(target: CheckpointConfig) -> str | None:
 def as_llama(head: OwnHead) -> dict[str, Any]:
     """The config.json of a head's layers as a LLaMA or, with norms of queries and keys, as a Qwen3."""
     (_, goal), config = head.with_target(), head.config
+    if config.model.qk_norm and config.model.mlp_bias:
+        raise CheckpointError(
+            "this head norms queries and keys and has biases of the MLP, which no other project reads together: "
+            "neither a LLaMA's nor a Qwen3's config.json has both"
+        )
     family = "qwen3" if config.model.qk_norm else "llama"
     return hf_config.from_checkpoint(
         dataclasses.replace(goal, family=family, model=config.model, source_dtype=config.source_dtype)

@@ -35,7 +35,7 @@ def bring(source: Path, folder: Path, from_meta: bool = False) -> str | None:
             raise ValueError("it has none of the files " + ", ".join(("tokenizer.json", *VOCABULARIES)))
         copy(source, folder)
         if (source / "tokenizer.json").is_file():
-            _name_what_is_ignored(source)
+            _name_what_is_ignored(source, source)
             return class_of(source)
         if (source / "tokenizer.model").is_file():
             _is_sentencepiece(source / "tokenizer.model")
@@ -43,6 +43,7 @@ def bring(source: Path, folder: Path, from_meta: bool = False) -> str | None:
 
         found = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
         _write(found, folder)
+        _name_what_is_ignored(source, folder)
         _compare(found, source / "tokenizer.model")
         return GENERIC
     except Exception as error:  # transformers raises many kinds
@@ -52,7 +53,7 @@ def bring(source: Path, folder: Path, from_meta: bool = False) -> str | None:
             file.unlink()
         say(
             f"warning: {source} holds no tokenizer that can be read ({' '.join(str(error).split())[:300]}); without "
-            "one only token ids can be decoded, so name a tokenizer with --tokenizer"
+            "one only token ids can be decoded; `jaxspec-convert llama` takes a folder with one as --tokenizer"
         )
         return None
 
@@ -119,9 +120,9 @@ def _in_gguf(file: Path) -> dict[str, str]:
     return gguf_tokenizer.files(gguf.open_gguf(file).metadata, file.name)
 
 
-def _name_what_is_ignored(source: Path) -> None:
-    """Warns of settings of tokenizer_config.json that are without effect here."""
-    file, tokenizer = source / "tokenizer_config.json", load_tokenizer(source)
+def _name_what_is_ignored(source: Path, made: Path) -> None:
+    """Warns of settings of tokenizer_config.json that are without effect here; `made` holds the tokenizer.json."""
+    file, tokenizer = source / "tokenizer_config.json", load_tokenizer(made)
     if tokenizer is None or not file.is_file():
         return
     config, added = json.loads(file.read_text(encoding="utf-8")), tokenizer.encode("")
@@ -131,7 +132,7 @@ def _name_what_is_ignored(source: Path) -> None:
                 f"warning: {file} sets {key} to {str(wanted).lower()} and is ignored, as in transformers 5: "
                 f"tokenizer.json {'adds none' if wanted else 'adds one'}"
             )
-    model = json.loads((source / "tokenizer.json").read_text(encoding="utf-8")).get("model") or {}
+    model = json.loads((made / "tokenizer.json").read_text(encoding="utf-8")).get("model") or {}
     if config.get("clean_up_tokenization_spaces") is True and model.get("type") != "BPE":
         say(
             f"warning: {file} sets clean_up_tokenization_spaces to true and is ignored: transformers removes spaces "
@@ -179,7 +180,8 @@ def _compare(tokenizer: Any, file: Path) -> None:
         if (theirs := model.encode(text)) != (found := tokenizer.encode(text, add_special_tokens=False)):
             say(
                 f"warning: transformers, which jaxspec follows here, reads {file} otherwise than sentencepiece does: "
-                f"{text!r} becomes {found}, not {theirs}; a folder with a tokenizer.json avoids this (--tokenizer)"
+                f"{text!r} becomes {found}, not {theirs}; a folder with a tokenizer.json avoids this "
+                "(`jaxspec-convert llama --tokenizer FOLDER`)"
             )
             return
 

@@ -161,8 +161,8 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     except Exception as error:  # tokenizers raises plain Exception, and configs may hold anything
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"the tokenizer in {folder} cannot be read ({reason}); download its files again, or convert with another "
-            "--tokenizer"
+            f"the tokenizer in {folder} cannot be read ({reason}); download its files again, or convert with "
+            "`jaxspec-convert llama SRC OUT --tokenizer FOLDER`"
         ) from error
 
 

@@ -9,6 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.builtin import PUBLISHED, Published
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import llama
@@ -45,14 +46,26 @@ def run(settings: Get) -> None:
 
 
 def add_heads(model: Published, folder: Path) -> list[str]:
-    """Copies the package's heads for a model that are not among its heads. Returns their names."""
+    """Copies the package's heads for a model that are not among its heads. Returns their names.
+
+    A head of the same name stays as it is, with a warning if it differs: the user may have trained it.
+    """
     heads, added = folder / "checkpoint" / "heads", []
     for head in sorted(model.heads.iterdir()) if model.heads else ():
-        if not (heads / head.name).exists():
-            with staged(heads / head.name, sum(file.stat().st_size for file in head.rglob("*"))) as copy:
+        if not (there := heads / head.name).exists():
+            with staged(there, sum(file.stat().st_size for file in head.rglob("*"))) as copy:
                 shutil.copytree(head, copy, dirs_exist_ok=True)
             added.append(head.name)
+        elif any(_differs(head / name, there / name) for name in ("config.json", checksums.NAME)):
+            say(
+                f"warning: {there} is not the head of this version of jaxspec, and stays; to replace it, remove it and "
+                "run this command again"
+            )
     return added
+
+
+def _differs(file: Path, other: Path) -> bool:
+    return file.is_file() and not (other.is_file() and other.read_bytes() == file.read_bytes())
 
 
 def download(model: Published, folder: Path) -> Path:

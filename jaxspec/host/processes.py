@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 from jax._src import distributed  # the store of keys and values that all processes see is not public
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxspec.host import shared_exit
 
@@ -134,8 +134,8 @@ def fetch(arrays: T) -> T:
     return jax.tree.map(whole, arrays)
 
 
-def put(value: Any, sharding: NamedSharding) -> jax.Array:
-    """A sharded array, from one that all processes have whole, or that is on devices of all of them already."""
+def put(value: Any, sharding: Sharding) -> jax.Array:
+    """An array with a sharding, from one that all processes have whole, or that is on devices of all of them."""
     if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
@@ -161,7 +161,7 @@ def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
 
 def shard_like(value: np.ndarray, old: jax.Array) -> jax.Array:
     """The value with the sharding of `old`."""
-    return put(value, old.sharding) if isinstance(old.sharding, NamedSharding) else jax.numpy.asarray(value)
+    return put(value, old.sharding)
 
 
 def broadcast_text(text: str) -> str:

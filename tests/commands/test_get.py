@@ -89,7 +89,12 @@ def test_a_fetched_model_has_a_name(cache, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(builtin.PUBLISHED, "smollm2", with_head)
     for words in ("added heads: eagle3\n", "nothing to do"):
         assert words in run(monkeypatch, capsys, "get", "smollm2")[1]
-    assert (folder / "checkpoint" / "heads" / "eagle3" / "config.json").read_text() == "{}"
+    ours = folder / "checkpoint" / "heads" / "eagle3" / "config.json"
+    assert ours.read_text() == "{}"
+    ours.write_text('{"of": "an earlier version"}')
+    warning = f"warning: {ours.parent} is not the head of this version"
+    assert warning in run(monkeypatch, capsys, "get", "smollm2")[1]
+    assert ours.read_text() == '{"of": "an earlier version"}'
     Path("smollm2").mkdir()
     assert builtin.locate("smollm2") == Path("smollm2"), "a path comes first"
 

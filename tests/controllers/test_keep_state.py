@@ -78,7 +78,20 @@ def test_it_compiles_no_other_program(engine):
     engine.generate(PROMPTS[:1] * 2, **SETTINGS, batch_size=1)
     with compilations() as compiled:
         engine.generate(PROMPTS[:1] * 2, **SETTINGS, batch_size=1, keep_state=True)
+        engine.run(engine.requests(PROMPTS[:1], **SETTINGS), learnt=[None])
     assert compiled == []
+
+
+def test_a_row_that_ends_at_a_stop_string_compiles_no_other_program(engine):
+    requests = engine.requests(PROMPTS[:1] * 2, **SETTINGS)
+    engine.run(requests)
+    with compilations() as compiled:
+        session = engine.session(requests)
+        session.advance(1)
+        session.stop([0])
+        session.advance()
+    assert compiled == []
+    assert session.finished
 
 
 def test_from_the_command_line(model, engine, tmp_path, capsys):

@@ -117,8 +117,8 @@ def test_interrupt(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def run_warning(model: Path) -> str:
     return (
         f"warning: {model} holds no tokenizer that can be read (it has none of the files tokenizer.json, "
-        "tokenizer.model, vocab.json, tekken.json); without one only token ids can be decoded, so name a tokenizer "
-        "with --tokenizer\n"
+        "tokenizer.model, vocab.json, tekken.json); without one only token ids can be decoded; "
+        "`jaxspec-convert llama` takes a folder with one as --tokenizer\n"
     )
 
 

@@ -27,11 +27,11 @@ from tests.convert.published_heads import (
 )
 
 
-def trained(folder: Path, *, rope: Rope | None = None, **settings: Any) -> HeadConfig:
+def trained(folder: Path, *, of_model: dict[str, Any] | None = None, **settings: Any) -> HeadConfig:
     """A head made here, each parameter random."""
     drafter = Eagle3()
     shape = drafter.head_for(config_json.read_config(folder / "ckpt").model, ids().tolist())
-    model = shape.model if rope is None else dataclasses.replace(shape.model, rope=rope)
+    model = dataclasses.replace(shape.model, **(of_model or {}))
     shape = HeadShape(model, {**shape.settings, **settings})
     module = drafter.build_head(shape, nnx.Rngs(0))
     keys = iter(jax.random.split(jax.random.key(5), 100))
@@ -136,6 +136,7 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
         ("eagle3", {"taps": [1, 2]}, "reads 2 layers of the target and not three"),
         ("eagle3", {"final_norm": False}, "has no norm before its LM head"),
         ("speculators", {"final_norm": False}, "has no norm before its LM head"),
+        ("speculators", {"of_model": {"qk_norm": True, "mlp_bias": True}}, "and has biases of the MLP"),
     ],
 )
 def test_what_a_format_has_no_words_for(form: str, settings: dict[str, Any], words: str, folder: Path):
@@ -173,7 +174,7 @@ LLAMA3 = Rope(theta=5e5, scaling="llama3", factor=8.0, original_length=32)
     ],
 )
 def test_rope_scaling_as_eagles_own_code_reads_it(rope: Rope, written: dict, warned: bool, folder: Path):
-    config = trained(folder, rope=rope)
+    config = trained(folder, of_model={"rope": rope})
     _, values, said = exported(folder, "eagle3")
     assert values["rope_scaling"] == written
     assert ("EAGLE's own code does not support this head's rope scaling" in said) == warned

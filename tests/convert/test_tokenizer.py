@@ -234,5 +234,5 @@ def test_tiktoken_asks_for_a_tokenizer(meta: Path, tmp_path: Path):
     (meta / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
     result = run("llama", meta, tmp_path / "ckpt")
     assert result.code == 0
-    assert "name a tokenizer with --tokenizer" in result.err
+    assert "takes a folder with one as --tokenizer" in result.err
     assert not list((tmp_path / "ckpt").glob("tokenizer*"))
