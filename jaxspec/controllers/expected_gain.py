@@ -79,8 +79,8 @@ class ExpectedGain(LengthPlanner):
         return GainState(
             weights=jnp.broadcast_to(jnp.array(PRIOR), (batch, 2)) + 0,
             precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY)), (batch, 2, 2)) + 0,
-            accepted=jnp.full(batch, PRIOR_LEVELS[0]),
-            rejected=jnp.full(batch, PRIOR_LEVELS[1]),
+            accepted=jnp.full(batch, PRIOR_LEVELS[0], jnp.float32),
+            rejected=jnp.full(batch, PRIOR_LEVELS[1], jnp.float32),
             tokens=jnp.ones(batch),
             time=jnp.full(batch, plain),
             density=chain_density(batch),
