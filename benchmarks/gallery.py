@@ -69,7 +69,8 @@ def draw_plan(out: Path) -> None:
     """Writes what `jaxspec plan` prints as an SVG."""
     console = Console(record=True, width=100, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     show(plan(PLAN), console)
-    title = f"jaxspec plan --model {PLAN.model} --method {PLAN.method} --device {PLAN.device} --tau {PLAN.tau}"
+    options = ("model", "method", "device", "context", "tau")
+    title = "jaxspec plan " + " ".join(f"--{name} {getattr(PLAN, name)}" for name in options)
     out.write_text(console.export_svg(title=title, theme=DEFAULT_TERMINAL_THEME, unique_id="plan"), encoding="utf-8")
     print(f"wrote {out}, {out.stat().st_size / 1e3:.0f} kB")
 
