@@ -99,9 +99,9 @@ def read_ids(path: Path) -> list[int]:
             values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, TypeError, RuntimeError) as error:  # torch raises many kinds, JSON RecursionError
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
-    if not isinstance(values, list) or not values or not all(type(value) is int for value in values):
+    if not isinstance(values, list) or not values or not all(type(value) is int and value < 2**31 for value in values):
         raise CheckpointError(f"{path} holds no list of token ids: it must have at least one, all whole numbers")
     return values
 

@@ -246,8 +246,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def instead(path: Path, missing: str) -> str:
     """A sentence on what is `missing` in a folder, what it holds in its place, and what to do."""
-    if not any(path.iterdir()):
+    if not (files := sorted(path.iterdir())):
         return f"{path} holds {missing}: it is empty"
+    if broken := [file for file in files if file.is_symlink() and not file.exists()]:
+        return f"{path} holds {missing}: {broken[0].name} is a link to {broken[0].readlink()}, which is not there"
     names = [file.relative_to(path).as_posix() for depth in ("*", "*/*", "*/*/*") for file in path.glob(depth)]
     if weights_file(path) is None and (found := _in_its_place(names)):
         return f"{path} holds {missing}, but {found}"

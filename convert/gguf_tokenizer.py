@@ -105,9 +105,21 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
         **{ours: special[theirs] for ours, theirs in named.items() if theirs in special},
         **{f"add_{end}_token": adds[end] for end in adds},
         "clean_up_tokenization_spaces": False,
-        "chat_template": metadata.get("tokenizer.chat_template"),
+        "chat_template": _templates(metadata, name),
     }
     return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+
+
+def _templates(metadata: Mapping[str, Any], name: str) -> str | list[dict[str, str]] | None:
+    """The chat template, or the list of all by name if there are several; as in tokenizer_config.json."""
+    first, listed = "tokenizer.chat_template", metadata.get("tokenizer.chat_templates") or []
+    found = {"default": metadata[first]} if first in metadata else {}
+    found |= {other: metadata.get(f"{first}.{other}") for other in (listed if isinstance(listed, list) else [listed])}
+    if wrong := [other for other, text in found.items() if not isinstance(text, str)]:
+        raise CheckpointError(f"the chat template {wrong[0]!r} in {name} is not a text{_ADVICE}")
+    if found.keys() <= {"default"}:
+        return found.get("default")
+    return [{"name": other, "template": text} for other, text in found.items()]
 
 
 def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -275,6 +275,9 @@ def read_draft_vocabulary(
         if inside.min() < 0 or inside.max() > 1:
             raise CheckpointError(f"t2d in {source} must hold truth values, and its numbers are not all 0 or 1")
         inside = inside.astype(bool)
+    if drafted == vocab_size and inside is not None and not inside.any():
+        say(f"warning: t2d in {source} was never filled and is ignored, since the head drafts the whole vocabulary")
+        inside = None
     if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
         raise CheckpointError(
             f"d2t in {source} is 0 everywhere, so it was never filled; use d2t and t2d of the head's training"

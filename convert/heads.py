@@ -95,6 +95,11 @@ def convert(
         head.drafter.check_head(HeadShape(config.model, settings), goal.model)
     except ValueError as error:
         raise CheckpointError(f"the head at {source} {error}") from error
+    if config.model.rope.scaling == "dynamic" and config.model.usable_length < goal.model.usable_length:
+        say(
+            f"warning: the rope of {source} has dynamic scaling from {config.model.usable_length} tokens on; there "
+            "jaxspec drafts without it, and fewer drafts are accepted"
+        )
     if head.taps is not None:
         say(f"{source} has {head.layout}")
         say(f"it reads the inputs of layers {', '.join(map(str, settings['taps']))} (from 0): {head.taps.reason}")

@@ -105,7 +105,8 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
     "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0, "min_new_tokens": 0,
     "suppress_tokens": None, "begin_suppress_tokens": None, "sequence_bias": None, "forced_bos_token_id": None,
     "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "num_beams": 1, "diversity_penalty": 0,
-    "stop_strings": None,
+    "stop_strings": None, "guidance_scale": 1, "watermarking_config": None, "max_time": None, "dola_layers": None,
+    "penalty_alpha": 0, "token_healing": False, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
 }  # fmt: skip
 
 
@@ -116,6 +117,10 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
     if found:
         told = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in found)
         say(f"warning: {source / file} sets {told}, which jaxspec does not apply")
+    if values.get("do_sample"):
+        options = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # transformers' defaults
+        told = " ".join(f"--{key.replace('_', '-')} {values.get(key) or usual}" for key, usual in options.items())
+        say(f"warning: {source / file} sets do_sample, and jaxspec decodes greedily unless told otherwise: {told}")
     of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
     if generation is not None and (more := [token for token in of(config) if token not in of(generation)]):
         say(
@@ -157,7 +162,8 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
         "rope_scaling": _rope_scaling(c.rope),
         "bos_token_id": config.bos,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
-        "pad_token_id": config.pad,
+        # Outside the vocabulary, where generation_config.json may have it, transformers would not load the model.
+        "pad_token_id": None if config.pad is None or config.pad >= c.vocab_size else config.pad,
     }
     if config.family == "llama":
         values |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}

@@ -11,7 +11,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import gguf, head_kinds, llama
+from jaxspec.convert import gguf, head_kinds, llama, meta
 from jaxspec.convert import heads as published_heads
 from jaxspec.convert.folders import format_of, read_json
 from jaxspec.convert.names import theirs
@@ -32,7 +32,7 @@ def describe(path: Path) -> str:
         "unknown": _of_source,
     }
     config_file = path / "config.json"
-    is_source = not config_file.is_file() or gguf.find(path) is not None
+    is_source = not config_file.is_file() or gguf.find(path) is not None or meta.is_meta(path)
     kind = format_of(path) or ("model" if is_source else head_kinds.kind_of(path, read_json(config_file)))
     return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_head)(path))
 

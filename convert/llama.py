@@ -195,7 +195,7 @@ def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
     with staged(out, total) as folder, progress(title, total, form=filesize.decimal) as shown:
         values = hf_config.from_checkpoint(config)
         ids = ("bos_token_id", "eos_token_id", "pad_token_id")  # transformers looks for them in a file of their own
-        given = {key: values[key] for key in ids if values[key] is not None}
+        given = {key: value for key in ids if (value := {**values, "pad_token_id": config.pad}[key]) is not None}
         transfer.write_json(folder / "generation_config.json", given)
         tokenizer.copy(source, folder)
         weight_map = {}

@@ -73,10 +73,11 @@ def _published(ours: str) -> str:
 
 def _open(source: Path) -> Source:
     """The tensors of the heads' own file, or those of the model's files if the heads were merged into it."""
-    for suffix, opener in (("safetensors", readers.open_safetensors), ("pt", readers.open_torch)):
-        if (file := source / f"medusa_lm_head.{suffix}").exists():
-            return opener(file)
-    return readers.open_directory(source)
+    openers = {"safetensors": readers.open_safetensors, "pt": readers.open_torch}
+    files = [file for suffix in openers if (file := source / f"medusa_lm_head.{suffix}").exists()]
+    if len(files) > 1:
+        say(f"warning: {source} holds both {' and '.join(file.name for file in files)}; only the first is read")
+    return openers[files[0].suffix[1:]](files[0]) if files else readers.open_directory(source)
 
 
 def _heads_of(tensors: Source, source: Path) -> Source:

@@ -21,6 +21,7 @@ from jaxspec.host.buckets import to_path
 from jaxspec.host.terminal import say
 
 GENERIC = "PreTrainedTokenizerFast"
+_EXTRA = "extra_special_tokens"
 _LLAMA = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 _END_OF_TEXT = {"unk_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
 # Special tokens that a class of transformers has where the config files name none.
@@ -131,15 +132,20 @@ class Tokenizer:
         """The text of a conversation, and the (start, end) in characters of its `{% generation %}` blocks."""
         return chat_template.render_marked(*self._variables(messages, False, arguments))
 
+    def template_for(self, arguments: dict[str, Any]) -> str:
+        """The chat template for these arguments: with `tools` the one named tool_use. ValueError if there is none."""
+        found = self._templates.get("tool_use", self.chat_template) if arguments.get("tools") else self.chat_template
+        if found is None:
+            raise ValueError("the tokenizer has no chat template")
+        return found
+
     def get_vocab(self) -> dict[str, int]:
         """Token id by token, added tokens included."""
         return self._backend.get_vocab(with_added_tokens=True)
 
     def _variables(self, messages: Messages, prompt: bool, arguments: dict[str, Any]) -> tuple[str, Messages, dict]:
-        if self.chat_template is None:
-            raise ValueError("the tokenizer has no chat template")
-        template = self._templates.get("tool_use", self.chat_template) if arguments.get("tools") else self.chat_template
-        return template, messages, {**self.special_tokens_map, "add_generation_prompt": prompt, **arguments}
+        given = {**self.special_tokens_map, "add_generation_prompt": prompt, **arguments}
+        return self.template_for(arguments), messages, given
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer | None:
@@ -186,17 +192,15 @@ def _load(folder: Path) -> Tokenizer:
     backend.no_truncation()
     backend.no_padding()
     config = _read(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in config:
-        config |= _read(folder / "special_tokens_map.json")
+    later = {} if "added_tokens_decoder" in config else _read(folder / "special_tokens_map.json")
+    config, extra = _merged(config, later)
     kind = class_of(folder)
     id_of = backend.token_to_id
     defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if id_of(token) is not None}
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    given = {name: token for name, token in config.items() if name.endswith("_token")}
-    given |= extra if isinstance(extra, dict) else {}
+    given = {name: token for name, token in config.items() if name.endswith("_token")} | extra
     named = {name: token for name, value in (defaults | given).items() if (token := _special(value)) is not None}
     named = {name: named[name] for name in sorted(named, key=_place)}
-    unnamed = [] if isinstance(extra, dict) else [token for value in extra if (token := _special(value)) is not None]
+    unnamed = [token for value in config[_EXTRA] or [] if (token := _special(value)) is not None]
     _add_tokens(folder, backend, config, [*named.values(), *unnamed], {token.content for token in named.values()})
     backend.encode_special_tokens = config.get("split_special_tokens", False)
     if kind in _BOS:
@@ -206,6 +210,24 @@ def _load(folder: Path) -> Tokenizer:
     _check_split(folder, backend, config.get("fix_mistral_regex") is True)
     texts = {name: token.content for name, token in named.items()}
     return Tokenizer(backend, texts, [token.content for token in unnamed], _templates(folder, config))
+
+
+def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """tokenizer_config.json with the values of special_tokens_map.json, and the special tokens that it names itself.
+
+    `_EXTRA` is then the list of those without names. As in transformers 5, which reads the older key of one file only.
+    """
+    old, config, named = "additional_special_tokens", dict(config), {}
+    if old in config and not config.get(_EXTRA):
+        config[_EXTRA] = config.pop(old)
+    for values in ({}, later):
+        before = config.get(_EXTRA) or []
+        config |= values
+        if isinstance(values.get(_EXTRA), list):
+            config[_EXTRA] = [*before, *(token for token in values[_EXTRA] if token not in before)]
+        if isinstance(config.get(_EXTRA), dict):
+            named |= config.pop(_EXTRA)
+    return {**config, _EXTRA: config.get(_EXTRA, config.get(old))}, named
 
 
 def _place(name: str) -> int:
@@ -274,4 +296,4 @@ def _special(token: Any) -> AddedToken | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}

@@ -113,7 +113,7 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         if other := [message for message in messages if not isinstance(message, Mapping)]:
             raise ValueError(f"a message of prompt {index} must have a role and a content, not {other[0]!r}")
-        chat_format.check(tokenizer.chat_template)
+        chat_format.check(tokenizer.template_for(dict(chat_format.arguments)))
         try:
             text = chat_format.render(tokenizer, messages)
         except Exception as error:  # a template can raise anything

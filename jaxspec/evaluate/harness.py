@@ -97,7 +97,8 @@ class Jaxspec(TemplateLM):
         self.chat_format = ChatFormat(chat_args, system)
         if self.chat_format and not self.tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {target} has no chat template; leave out chat_args and system")
-        self.chat_format.check(self.tokenizer.chat_template)
+        if self.chat_format.arguments:
+            self.chat_format.check(self.tokenizer.template_for(dict(self.chat_format.arguments)))
         self.format_unused = bool(self.chat_format)
         shape = self.engine.model.config.model
         if prefix_token_id is not None:

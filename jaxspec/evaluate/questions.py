@@ -214,7 +214,7 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
 def _from_json(text: str, what: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} not JSON ({error})") from error
 
 

@@ -246,6 +246,24 @@ def test_the_assistants_part_is_marked(tmp_path: Path):
     assert ours.apply_chat_template(LLAMA_CHAT, continue_final_message=True) == "hi.{{ yes }} <b>"
 
 
+@pytest.mark.parametrize(
+    ("config", "later"),
+    [
+        ({"additional_special_tokens": ["<|a|>", "<|b|>"]}, {"additional_special_tokens": ["<|a|>"]}),
+        ({"additional_special_tokens": None}, {"additional_special_tokens": ["<|a|>"]}),
+        ({"extra_special_tokens": {"image_token": "<img>"}}, {"additional_special_tokens": ["<|a|>"]}),
+        ({"extra_special_tokens": ["<|b|>"]}, {"extra_special_tokens": ["<|a|>", "<|b|>"]}),
+    ],
+)
+def test_lists_of_special_tokens_in_two_files(config: dict, later: dict, tmp_path: Path):
+    folder = write(tmp_path, of_bytes(), {"tokenizer_class": GENERIC, **config}, model_type="llama")
+    (folder / "special_tokens_map.json").write_text(json.dumps(later))
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
+    assert ours is not None
+    text = "<|a|>x<|b|>y<img>"
+    assert theirs(text)["input_ids"] == ours.encode(text)
+
+
 def test_several_chat_templates(tmp_path: Path):
     listed = [{"name": "default", "template": "d{{ tools }}"}, {"name": "tool_use", "template": "t"}]
     folder = write(tmp_path, of_bytes(), {"chat_template": listed}, model_type="llama")
@@ -255,6 +273,7 @@ def test_several_chat_templates(tmp_path: Path):
         for tools in (None, [{"type": "function"}]):
             expected = theirs.apply_chat_template(LLAMA_CHAT, tools=tools, tokenize=False)
             assert ours.apply_chat_template(LLAMA_CHAT, tools=tools) == expected
+            assert (ours.template_for({"tools": tools}) == ours.chat_template) == (tools is None)
         (folder / "additional_chat_templates").mkdir(exist_ok=True)
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text("u")
         (folder / "chat_template.jinja").write_text("e")

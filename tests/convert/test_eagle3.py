@@ -173,10 +173,17 @@ def test_a_sliding_window(folder: Path):
     assert values["transformer_layer_config"]["sliding_window"] == 6 and imported(folder, folder / "back") == ours
 
 
-@pytest.mark.parametrize("kept", [{}, {"d2t": np.zeros(VOCABULARY, np.int64), "t2d": np.ones(VOCABULARY, bool)}])
-def test_whole_vocabulary(kept: dict, folder: Path):
+@pytest.mark.parametrize("filled", [None, True, False])
+def test_whole_vocabulary(filled: bool | None, folder: Path):
+    """Maps of a whole vocabulary: none, filled, and never filled, which EAGLE's own code drops then."""
+    kept = {} if filled is None else {"d2t": np.zeros(VOCABULARY, np.int64), "t2d": np.full(VOCABULARY, filled)}
     source = write(folder / "head", eagle3(drafted=VOCABULARY) | kept, {**EAGLE3, "draft_vocab_size": VOCABULARY})
     assert imported(folder, source).settings["draft_vocabulary"] is None
+
+
+def test_a_rope_that_changes_within_a_text_is_named(folder: Path):
+    rope = {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    assert "dynamic scaling from 16 tokens on" in said(folder, write(folder / "head", eagle3(), {**EAGLE3, **rope}))
 
 
 def test_variants_of_the_files(folder: Path):

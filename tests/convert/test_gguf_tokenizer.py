@@ -45,6 +45,16 @@ def test_a_file_without_a_kind_has_the_default_with_a_warning(capsys: pytest.Cap
     assert [tokenizer.encode(text).ids for text in record_gguf_ids.PAGE] == RECORDED["ids"]["default"]
 
 
+def test_named_chat_templates():
+    first = "tokenizer.chat_template"
+    given = {first: "d", f"{first}s": ["tool_use"], f"{first}.tool_use": "t"}
+    metadata = record_gguf_ids.vocabulary("smollm") | given
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    assert read(metadata)[1]["chat_template"] == named
+    with pytest.raises(CheckpointError, match=r"chat template 'tool_use' in .* is not a text"):
+        read(metadata | {f"{first}.tool_use": 5})
+
+
 @pytest.mark.parametrize("kind", ["sentencepiece", "llama-bpe", "smollm"])
 @pytest.mark.parametrize("bos", [True, False, None])
 @pytest.mark.parametrize("eos", [True, False, None])

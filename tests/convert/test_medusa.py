@@ -12,7 +12,7 @@ import torch
 from jaxspec.checkpoint import loading
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.engine.head_weights import restore_head
-from tests.convert.commands import HEAD, assert_bitwise, exported, imported, tensors
+from tests.convert.commands import HEAD, assert_bitwise, exported, imported, run, tensors
 from tests.convert.published_heads import MEDUSA, MEDUSA_HEADS, VOCABULARY, WIDTH, medusa, write
 
 
@@ -56,6 +56,13 @@ def test_round_trip(dtype: str, folder: Path):
     assert_bitwise(exported(folder, "medusa")[0], found)
     back = json.loads((folder / "back/config.json").read_text())
     assert back == {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": 1, "torch_dtype": dtype}
+
+
+def test_one_of_two_files(folder: Path):
+    source = write(folder / "published", medusa(), MEDUSA, "medusa_lm_head.safetensors")
+    (source / "medusa_lm_head.pt").write_bytes(b"")
+    said = run("head", source, folder / HEAD, "--target", folder / "ckpt").err
+    assert "holds both medusa_lm_head.safetensors and medusa_lm_head.pt; only the first is read" in said
 
 
 def test_merged_into_their_model(folder: Path):

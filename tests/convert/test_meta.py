@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jaxspec.convert import llama, meta
+from jaxspec.convert.inspect import describe
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, tensors
 
@@ -207,6 +208,7 @@ def test_mistrals_own_format(shards: bool, config: bool, mistrals: Path):
         whole.unlink()
     if config:  # of a download without the weights beside it
         (own / "config.json").write_bytes((mistrals / "hf" / "config.json").read_bytes())
+    assert "family: mistral" in describe(own)
     found = llama.convert(own, mistrals / "ckpt")
     assert (found.family, found.model) == ("mistral", llama.plan(mistrals / "hf").config.model)
     llama.export(mistrals / "ckpt", mistrals / "back")

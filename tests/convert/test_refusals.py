@@ -341,6 +341,13 @@ def test_folders_of_something_else(name: str, words: str, configured: bool, tmp_
     assert words in run("inspect", source).last
 
 
+def test_a_link_without_its_file(copy: Callable[[str], Path], tmp_path: Path):
+    source = copy("llama")
+    (source / "model.safetensors").unlink()
+    (source / "model.safetensors").symlink_to("../../blobs/0123")
+    assert "model.safetensors is a link to ../../blobs/0123, which is not there" in refused(source, tmp_path / "ckpt")
+
+
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"])
 def test_pointers_of_git_lfs(name: str, copy: Callable[[str], Path], tmp_path: Path):
     source = copy("llama")
