@@ -114,12 +114,13 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
 def reread(target: Llama, texts: Sequence[Text], size: int) -> list[list[int]]:
     """Greedy texts, read again by forwards over `size` tokens each: every text up to the first token that is then not
     the greedy choice, and that choice instead of it."""
-    block, begin, end = _in_one_block(texts, size)
+    width = power_of_two(max(len(tokens) for _, tokens in texts))
+    block, begin, end = _in_one_block(texts, max(size, width))
     _, cache = _read_prompts(target, block, int(begin.max()))
-    chosen = np.asarray(fetch(_choices(target, _features(target, block, cache, begin, end, size))))
-    found = []
-    for row, first, (_, tokens) in zip(chosen, begin.tolist(), texts, strict=True):
-        again = [*tokens[:1], *row[first : first + len(tokens) - 1].tolist()]  # prefill chose the first token
+    features = _features(target, block, cache, begin, end, size)
+    chosen, found = np.asarray(fetch(_choices(target, features, begin, width))), []
+    for row, (_, tokens) in zip(chosen, texts, strict=True):
+        again = [*tokens[:1], *row[: len(tokens) - 1].tolist()]  # prefill chose the first token
         place = first_difference(tokens, again)
         found.append(list(tokens) if place is None else again[: place + 1])
     return found
@@ -185,10 +186,14 @@ def _features(
     return jax.lax.while_loop(unread, block, (begin, cache, blank))[2]
 
 
-@jax.jit
-def _choices(target: Llama, features: Float[Array, "B S D"]) -> Int[Array, "B S"]:
-    """The greedy choices after these features; the logits of one column at a time are held."""
-    return jax.lax.map(lambda column: target.logits(column).argmax(axis=-1), features.swapaxes(0, 1)).T
+@partial(jax.jit, static_argnames="width")
+def _choices(
+    target: Llama, features: Float[Array, "B S D"], begin: Int[Array, " B"], width: int
+) -> Int[Array, "B width"]:
+    """The greedy choices after the features at begin[b] to begin[b] + width; the logits of one column at a time are
+    held."""
+    generated = _window(features, begin, width).swapaxes(0, 1)
+    return jax.lax.map(lambda column: target.logits(column).argmax(axis=-1), generated).T
 
 
 @partial(jax.jit, static_argnames="size")
