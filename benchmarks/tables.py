@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,9 +218,20 @@ def where_drafting_pays() -> str:
     return markdown(header, iter(rows))
 
 
-def verify_run(name: object, target: str = "builtin") -> tuple[str, dict[str, Any]]:
-    """A link to a run of `jaxspec verify`, and the run."""
-    return f"[{name}](../benchmarks/results/verify_{target}_{name}.json)", result(f"verify_{target}_{name}")
+def verify_run(name: object) -> tuple[str, dict[str, Any]]:
+    """A link to a run of `jaxspec verify` on the builtin model, and the run."""
+    return f"[{name}](../benchmarks/results/verify_builtin_{name}.json)", result(f"verify_builtin_{name}")
+
+
+def verify_smollm2() -> str:
+    """The verdict on SmolLM2."""
+    run = result("verify_smollm2_float32")
+    differences = sum(method["divergences"] for method in run["methods"].values())
+    return (
+        f"`--target smollm2 --greedy` in float32 ([JSON](../benchmarks/results/verify_smollm2_float32.json)): "
+        f"{len(run['methods'])} methods, {run['greedy_tokens']:,} tokens, {differences} differences, "
+        f"{run['verdict'].upper()}.\n"
+    )
 
 
 def verify_float32() -> str:
@@ -289,34 +300,28 @@ def by_method(dtype: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def verify_summary(runs: Iterable[tuple[str, dict[str, Any]]]) -> str:
-    """The flips of runs with `--greedy`."""
-    rows = []
-    for link, run in runs:
-        plain = run["methods"]["plain"]
-        others = [each for method, each in run["methods"].items() if method != "plain"]
-        rows.append(
-            [
-                *(link, str(len(others) + 1), f"{run['greedy_tokens']:,}", f"{run['noise']:.2g}"),
-                *(flips([plain])[2], reread(plain), flips(others)[2]),
-                *(str(run["unexplained_divergences"]), run["verdict"].upper()),
-            ]
-        )
-    header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` in two batches", "read again")
-    return markdown([*header, "others", "unexplained", "verdict"], iter(rows))
-
-
 def verify_rounded() -> str:
     """The runs in half precision and with int8 weights, and the gaps of their flips."""
-    gaps, between = [], []
+    summary, gaps, between = [], [], []
     for dtype in ROUNDED:
-        between = [f"to {edge:g}" for edge in next(iter(runs_in(dtype).values()))["gap_edges"]]
+        for link, run in runs_in(dtype).items():
+            between = [f"to {edge:g}" for edge in run["gap_edges"]]
+            plain = run["methods"]["plain"]
+            others = [each for method, each in run["methods"].items() if method != "plain"]
+            summary.append(
+                [
+                    *(link, str(len(others) + 1), f"{run['greedy_tokens']:,}", f"{run['noise']:.3f}"),
+                    *(flips([plain])[2], reread(plain), flips(others)[2]),
+                    *(str(run["unexplained_divergences"]), run["verdict"].upper()),
+                ]
+            )
         found = by_method(dtype)
         for label, some in (("`plain`", found["plain"]), ("all", [each for runs in found.values() for each in runs])):
             counts = [sum(column) for column in zip(*(each["greedy_gaps"] for each in some), strict=True)]
             gaps.append([dtype, label, *(f"{count:,}" for count in counts)])
+    header = ("run", "methods", "greedy tokens", "noise", "flips per 1,000: `plain` in two batches", "read again")
     return (
-        verify_summary(run for dtype in ROUNDED for run in runs_in(dtype).items())
+        markdown([*header, "others", "unexplained", "verdict"], iter(summary))
         + "\nFlips by the gap between the target's two best logits:\n\n"
         + markdown(["dtype", "methods", *between, "more"], iter(gaps))
     )
@@ -350,7 +355,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plans-over-floor": plan_tables.over_floors,
     "plans-with-options": plan_tables.with_options,
     "verify-rounded": verify_rounded,
-    "verify-smollm2": lambda: verify_summary(verify_run(dtype, "smollm2") for dtype in ("float32", "bfloat16")),
+    "verify-smollm2": verify_smollm2,
     "verify-bfloat16": partial(verify_methods, "bfloat16"),
 }
 
