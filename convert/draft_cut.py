@@ -101,8 +101,11 @@ def read_ids(path: Path) -> list[int]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, RuntimeError) as error:  # torch raises many kinds, JSON RecursionError
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
-    if not isinstance(values, list) or not values or not all(type(value) is int and value < 2**31 for value in values):
-        raise CheckpointError(f"{path} holds no list of token ids: it must have at least one, all whole numbers")
+    is_id = lambda value: type(value) is int and abs(value) < 2**31
+    if not isinstance(values, list) or not values or not all(map(is_id, values)):
+        raise CheckpointError(
+            f"{path} holds no list of token ids: it must have at least one, all whole numbers of at most 32 bits"
+        )
     return values
 
 

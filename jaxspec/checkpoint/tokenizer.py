@@ -217,16 +217,16 @@ def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, An
 
     `_EXTRA` is then the list of those without names. As in transformers 5, which reads the older key of one file only.
     """
-    old, config, named = "additional_special_tokens", dict(config), {}
+    old, config = "additional_special_tokens", dict(config)
     if old in config and not config.get(_EXTRA):
         config[_EXTRA] = config.pop(old)
-    for values in ({}, later):
-        before = config.get(_EXTRA) or []
-        config |= values
-        if isinstance(values.get(_EXTRA), list):
-            config[_EXTRA] = [*before, *(token for token in values[_EXTRA] if token not in before)]
-        if isinstance(config.get(_EXTRA), dict):
-            named |= config.pop(_EXTRA)
+    named = config.pop(_EXTRA) if isinstance(config.get(_EXTRA), dict) else {}
+    before, more = config.get(_EXTRA) or [], later.get(_EXTRA)
+    config |= later
+    if isinstance(more, dict):
+        named = {**named, **config.pop(_EXTRA)}
+    elif isinstance(more, list):
+        config[_EXTRA] = [*before, *(token for token in more if token not in before)]
     return {**config, _EXTRA: config.get(_EXTRA, config.get(old))}, named
 
 

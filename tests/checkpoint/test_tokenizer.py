@@ -253,6 +253,7 @@ def test_the_assistants_part_is_marked(tmp_path: Path):
         ({"additional_special_tokens": None}, {"additional_special_tokens": ["<|a|>"]}),
         ({"extra_special_tokens": {"image_token": "<img>"}}, {"additional_special_tokens": ["<|a|>"]}),
         ({"extra_special_tokens": ["<|b|>"]}, {"extra_special_tokens": ["<|a|>", "<|b|>"]}),
+        ({"extra_special_tokens": ["<|b|>"]}, {"extra_special_tokens": {"image_token": "<img>"}}),
     ],
 )
 def test_lists_of_special_tokens_in_two_files(config: dict, later: dict, tmp_path: Path):

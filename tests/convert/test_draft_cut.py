@@ -171,6 +171,7 @@ def test_the_most_frequent_tokens_of_a_text(builtin: loading.Checkpoint, tmp_pat
         ("[1.5]", "no list of token ids"),
         ("{}", "no list of token ids"),
         ("[10000000000]", "no list of token ids"),
+        ("[-10000000000]", "no list of token ids"),
         ("[" * 100_000, "no list of token ids"),
         ("one two", "no list of token ids"),
         ("[]", "at least one"),
