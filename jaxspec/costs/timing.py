@@ -43,7 +43,7 @@ def _length(job: Job, none: float) -> int:
 
     The faster of two calls counts, because the first call of a program can be very slow.
     """
-    length = 2
+    length = 1
     while length < MOST_ITERATIONS:
         seconds = min(_seconds(job, length) for _ in range(2)) - none
         if seconds >= LEAST_SECONDS / 2:

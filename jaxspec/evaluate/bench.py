@@ -37,7 +37,7 @@ from jaxspec.planning.program import chain_on_one_chip
 
 UNSAFE = r"[^\w.+=-]"  # characters that are replaced in file names
 SAMPLES = ".samples.jsonl"  # ends the names of the input files of the scorer of code
-NOISE_BATCHES = 4  # rounding noise is measured on the texts of this many batches
+NOISE_BATCHES, NOISE_TOKENS = 4, 32  # rounding noise is measured on so many batches, and so many tokens of each text
 
 
 def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
@@ -200,9 +200,10 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
     if settings.simulate is None:
         sizes = spread(size for form in forms.values() for size in form.sizes)
-        first = [[(plain[n].turns[0].prompt, plain[n].turns[0].tokens) for n in batch] for batch in plan.batches]
+        first = [[plain[number].turns[0] for number in batch] for batch in plan.batches[:NOISE_BATCHES]]
+        texts = [[(turn.prompt, turn.tokens[:NOISE_TOKENS]) for turn in turns] for turns in first]
         with engine.model.context():
-            noise = divergence.noise(engine.model.target, first[:NOISE_BATCHES], sizes)
+            noise = divergence.noise(engine.model.target, texts, sizes)
     if settings.sampling.temperature == 0 and noise is not None:
         for name in engines:
             found = (

@@ -84,10 +84,12 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
         batches: texts that were decoded together.
         sizes: tree sizes of verification, at least one.
     """
-    worst = 0.0
-    for texts in filter(None, map(_decoded, batches)):
-        block, begin, end = _in_one_block(texts, max(sizes))
-        _, cache = _read_prompts(target, block, int(begin.max()))
+    worst, decoded = 0.0, list(filter(None, map(_decoded, batches)))
+    # One shape for all batches, so that each program is compiled once.
+    longest = max((len(prompt) for texts in decoded for prompt, _ in texts), default=0)
+    for texts in decoded:
+        block, begin, end = _in_one_block(texts, max(sizes), longest)
+        _, cache = _read_prompts(target, block, longest)
         ones = _features(target, block, cache, begin, end, 1)
         for size in sizes:
             if size > 1:
@@ -131,11 +133,12 @@ def _decoded(batch: Sequence[Text]) -> list[Text]:
     return [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
 
 
-def _in_one_block(texts: Sequence[Text], more: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Texts in one array [B, S] with `more` free columns, and the first index and the end of each generated part."""
+def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts in one array [B, S] with `more` free columns, and the first index and the end of each generated part. There
+    is room for prompts of `longest` tokens."""
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
-    block = np.zeros((len(texts), power_of_two(int(begin.max() + (end - begin).max()) + more)), np.int32)
+    block = np.zeros((len(texts), power_of_two(max(int(begin.max()), longest) + int((end - begin).max()) + more)), np.int32)
     for row, (prompt, tokens) in zip(block, texts, strict=True):
         row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
     return block, begin, end
