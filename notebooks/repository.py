@@ -30,8 +30,9 @@ if importlib.util.find_spec("jaxspec") is None:
         wanted = f"jax-specdec[{extras}] @ git+https://github.com/{{repository}}"
     else:
         sys.exit("jaxspec is not installed: upload its wheel beside this notebook, or run this in a clone")
-    # The JAX of a Colab runtime fits its accelerator, so it stays.
-    kept = [f"jax=={{importlib.metadata.version('jax')}}"] if importlib.util.find_spec("jax") else []
+    # The JAX of a Colab runtime fits its accelerator. The newest chex would replace toolz, which other packages pin.
+    stay = [name for name in ("jax", "toolz") if importlib.util.find_spec(name)]
+    kept = [f"{{name}}=={{importlib.metadata.version(name)}}" for name in stay]
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", wanted, *kept], check=True)"""
 
 

@@ -148,8 +148,9 @@ def test_it_installs_from_a_wheel_a_clone_or_the_repository(
     monkeypatch.setattr(subprocess, "run", lambda command, check: run.extend(command))
     cell = json.loads(repository.with_badge(notebook.read_text(encoding="utf-8"), notebook.name, name))["cells"][1]
     exec(source(cell), {})
-    *_, found, kept = run
-    assert re.fullmatch(wanted, found) and kept == f"jax=={importlib.metadata.version('jax')}"
+    *_, found, jax, toolz = run
+    assert re.fullmatch(wanted, found)
+    assert [jax, toolz] == [f"{name}=={importlib.metadata.version(name)}" for name in ("jax", "toolz")]
 
 
 def test_with_nothing_to_install_from_it_says_so(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
