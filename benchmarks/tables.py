@@ -111,7 +111,17 @@ def smollm2() -> str:
         f"`{name}` {with_interval(each, 'speedup')}, tau {each['tau']:.2f}"
         for name, each in methods(result("smollm2_head_alone"))
     )
-    return f"{text}{table}\nThe run before it, in bfloat16, with the head alone: {alone}.\n"
+    return f"{text}{table}\nThe run before it, in bfloat16, with the head alone: {alone}.\n{in_batches()}"
+
+
+def in_batches() -> str:
+    """The methods of README's table in larger batches."""
+    found = []
+    for rows in (4, 16):
+        run = result(f"smollm2_batch{rows}")["methods"]
+        speedups = " and ".join(f"`{name}` {run[name]['speedup']:.2f}" for name in SHOWN)
+        found.append(f"{rows}: {speedups} ({run['plain']['tokens_per_second']:.0f} tokens/s plain)")
+    return f"\nSpeedups in batches, with 16 questions and 64 tokens a turn, in bfloat16. Of {'; of '.join(found)}.\n"
 
 
 def builtin_methods() -> str:
