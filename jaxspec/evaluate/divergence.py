@@ -138,7 +138,8 @@ def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> tuple[n
     is room for prompts of `longest` tokens."""
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
-    block = np.zeros((len(texts), power_of_two(max(int(begin.max()), longest) + int((end - begin).max()) + more)), np.int32)
+    columns = max(int(begin.max()), longest) + int((end - begin).max()) + more
+    block = np.zeros((len(texts), power_of_two(columns)), np.int32)
     for row, (prompt, tokens) in zip(block, texts, strict=True):
         row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
     return block, begin, end

@@ -1,7 +1,9 @@
 """Absent chips as devices that only XLA's compilers can use, and the mesh of a model on them."""
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +75,7 @@ def described(kind: str) -> str:
 
 
 class NoCompilerError(Exception):
-    """The TPU compiler, libtpu, is not installed."""
+    """The TPU compiler, libtpu, is not installed, or too old for the installed JAX."""
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
@@ -81,7 +83,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
     also if there is none.
 
     Raises:
-        NoCompilerError: the chips are TPUs, and libtpu is not installed.
+        NoCompilerError: the chips are TPUs, and libtpu is not installed or too old.
         ValueError: there is no such TPU topology.
     """
     if where.is_tpu or can_compile():
@@ -102,6 +104,8 @@ def tpus(where: Slice) -> Sequence[Any]:
         raise NoCompilerError(
             "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
         )
+    if why := _too_old():
+        raise NoCompilerError(why)
     from jax.experimental import topologies
 
     expect_no_chip()
@@ -111,6 +115,19 @@ def tpus(where: Slice) -> Sequence[Any]:
         return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
+
+
+def _too_old() -> str | None:
+    """Why this libtpu cannot serve this JAX, which would end the process without a message; None if it can."""
+    numbers = lambda version: [int(part) for part in re.findall(r"\d+", version)]
+    found, jax_version = importlib.metadata.version("libtpu"), importlib.metadata.version("jax")
+    needed = re.search(r"libtpu==([\d.]+\d)", " ".join(importlib.metadata.requires("jax") or ()))
+    if needed is None or numbers(found) >= numbers(needed[1]):
+        return None
+    return (
+        f"libtpu {found} is too old for jax {jax_version}, which needs {needed[1]}: "
+        f"pip install 'jax[tpu]=={jax_version}'"
+    )
 
 
 def abstract_mesh(sizes: tuple[int, ...] = (1,) * len(AXES)) -> AbstractMesh:

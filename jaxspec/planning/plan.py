@@ -65,7 +65,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
 
     Raises:
         ValueError: a model, a method or a number is invalid.
-        NoCompilerError: the chips are TPUs, and libtpu is not installed.
+        NoCompilerError: the chips are TPUs, and libtpu is not installed or too old.
     """
     where, target = _where(settings), find_model(settings.model, settings.quantize)
     _check(settings, target)

@@ -1,6 +1,7 @@
 """`jaxspec plan` without compilation: sizes and work by hand, times, refusals, and output."""
 
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -371,3 +372,12 @@ def test_without_the_compiler_it_says_how_to_install_it(jaxspec: Command, monkey
     assert remarks.splitlines() == [
         "error: planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
     ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="its version is read")
+def test_a_compiler_too_old_for_jax_is_named(jaxspec: Command, monkeypatch: pytest.MonkeyPatch):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.0.9.9" if name == "libtpu" else real(name))
+    code, _, remarks = jaxspec("--method", "plain", "--topology", "v5e:4x4")
+    assert code == 1
+    assert re.search(r"error: libtpu 0\.0\.9\.9 is too old for jax [\d.]+, which needs [\d.]+: pip", remarks)
