@@ -69,7 +69,7 @@ def test_inspect(model: Path, tmp_path: Path):
     meta = hf_models.make("llama", tmp_path / "hf", intermediate_size=96)
     write_meta(meta, tmp_path / "meta", 2, llama3=False, multiple_of=16)
     found = inspected(tmp_path / "meta")
-    assert (found["format"], found["files"]) == ("Meta", "consolidated.00.pth")
+    assert (found["format"], found["files"]) == ("Meta or Mistral", "consolidated.00.pth")
     assert found["layers.0.attention.wo.weight"] == "[32, 32]"
 
 
