@@ -42,7 +42,8 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"the results {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); name a file that `jaxspec bench --json` wrote") from error
-    if not isinstance(found, dict) or not isinstance(found.get("methods"), dict):
+    methods, keys = found.get("methods") if isinstance(found, dict) else None, {key for key, _ in COLUMNS.values()}
+    if not isinstance(methods, dict) or not all(isinstance(it, dict) and keys <= it.keys() for it in methods.values()):
         raise ValueError(f"{path} holds no results; name a file that `jaxspec bench --json` wrote")
     return found
 

@@ -235,8 +235,8 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
         there = json.loads(beside.read_text(encoding="utf-8"))["settings"]
         *ended, _ = (path.read_text(encoding="utf-8") if path.exists() else "").split("\n")
         lines = [json.loads(line) for line in ended]
-        if not all({"index", "sample", "turns"} <= line.keys() for line in lines):
-            raise ValueError("a line is not an answer")
+        if not isinstance(there, dict) or not all({"index", "sample", "turns"} <= line.keys() for line in lines):
+            raise ValueError("no settings, or a line is not an answer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} and {beside.name} are not results of `jaxspec eval`: choose another --out") from error
     for name, ours in json.loads(json.dumps(settings["settings"])).items():

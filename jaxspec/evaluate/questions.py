@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 import reprlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from jaxspec.checkpoint.builtin import locate_prompts
 from jaxspec.engine.requests import Prompt
 from jaxspec.host.buckets import in_bucket
+from jaxspec.host.terminal import say
 
 Values = Mapping[str, Any]
 FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")  # the end of an answer of GSM8K, and its number
@@ -183,6 +185,7 @@ def _worked(values: Values) -> tuple[str, ...]:
     return tuple(given) if filled else ()
 
 
+SYSTEM = ("system", "system_prompt")  # keys of prompts that are not read
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
 
@@ -267,7 +270,7 @@ def _text(path: Path, prompts: str | Path) -> str:
         return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"the prompt file {prompts} is not UTF-8 text: {error}") from error
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise ValueError(f"the prompt file {prompts} cannot be read: {reason}") from error
 
@@ -284,7 +287,8 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     """Reads the first `limit` questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published
     format.
 
-    A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored.
+    A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored,
+    system prompts with a warning.
 
     Args:
         path: a path, a hub id, or the name of a file of the package, such as `builtin` (held-out Python).
@@ -299,11 +303,21 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
         raise ValueError(f"--shots must be 0 or above, not {shots}")
     if limit is not None and limit < 1:
         raise ValueError(f"--limit must be at least 1, not {limit}")
-    questions = (parse_question(values, where) for where, values in records(path))
+    unread = set[str]()
+
+    def parsed() -> Iterator[Question]:
+        for where, values in records(path):
+            yield parse_question(values, where)
+            unread.update(key for key in SYSTEM if values.get(key))
+
+    questions = parsed()
     # Without examples, lines after the last question are not read, and may have another format.
     found = list(questions) if shots else list(itertools.islice(questions, limit))
     if not found:
         raise ValueError(f"the prompt file {path} holds no questions")
+    if unread:
+        named = " and ".join(sorted(unread))
+        say(f"warning: questions of {path} have a {named}, which is ignored; --system gives one to all questions")
     return _with_examples(found, shots, path)[:limit] if shots else found
 
 

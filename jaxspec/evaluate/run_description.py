@@ -69,13 +69,13 @@ def _shared_settings(settings: Bench | Eval, plan: Workload, model: Checkpoint) 
             found |= dataclasses.asdict(getattr(settings, field.name))
         elif field.name not in LEFT_OUT:
             found[field.name] = getattr(settings, field.name)
-    content = repr([(question.examples, question.turns) for question in plan.questions]).encode()
+    content = repr(plan.questions).encode()
     return {
         **found,
         "target": str(settings.target if settings.target.name.strip(".") else settings.target.resolve()),
         "quantize": model.config.quantize,
         "prompts": str(settings.prompts),
-        "suite": plan.questions[0].suite,
+        "suite": plan.suite,
         "questions": len(plan.questions),
         "questions_sha256": hashlib.sha256(content).hexdigest(),
     }

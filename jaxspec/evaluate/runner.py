@@ -49,6 +49,12 @@ class Workload:
         total, size = len(self.questions), self.settings.batch_size
         return [range(at, min(at + size, total)) for at in range(0, total, size)]
 
+    @property
+    def suite(self) -> str | None:
+        """The published format of the questions; None if they have none, or several."""
+        first, *others = {question.suite for question in self.questions}
+        return None if others else first
+
     def request(self, engine: Engine, number: int, answers: Sequence[str]) -> Request:
         """The request of a question's next turn, with the random numbers of prompt `number` in `generate`."""
         chat = self.settings.chat
@@ -66,8 +72,11 @@ def check_counts(settings: Answers, *names: str) -> None:
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
     """Warns of a scorer that is not installed, and of heads trained with other arguments of the chat template."""
-    if why := quality.missing(plan.questions[0].suite):
+    suites = {question.suite for question in plan.questions}
+    for why in filter(None, map(quality.missing, suites)):
         say(why)
+    if plan.suite is None and suites.intersection(quality.CODE):
+        say("warning: the questions have several formats, so no file for a scorer of code is written")
     for engine in engines if plan.settings.chat else ():
         engine.warn_of_chat_args(plan.settings.template.format.arguments)
 

@@ -129,7 +129,7 @@ def test_several_samples(model, prompts, tmp_path):
     assert [found["a", sample][0] for sample in range(3)] == [each.text for each in drawn]
 
 
-def test_scores_and_files_for_scorers(model, tmp_path):
+def test_scores_and_files_for_scorers(model, tmp_path, capsys):
     sums = [{"question": f"{i} + {i}?", "answer": f"They are {2 * i}.\n#### {2 * i}"} for i in range(3)]
     out = tmp_path / "sums.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "sums.jsonl", sums), out=out, shots=1))
@@ -140,6 +140,16 @@ def test_scores_and_files_for_scorers(model, tmp_path):
     evaluation.run(settings(model, written(tmp_path / "code.jsonl", code), out=out))
     samples = [json.loads(line) for line in (tmp_path / "code.out.samples.jsonl").read_text().splitlines()]
     assert {sample["task_id"] for sample in samples} == {"T/0", "T/1"}
+    capsys.readouterr()
+    evaluation.run(settings(model, written(tmp_path / "mixed.jsonl", [*code, *sums]), out=tmp_path / "mixed.out.jsonl"))
+    assert "several formats, so no file for a scorer of code is written" in capsys.readouterr().err
+    assert not (tmp_path / "mixed.out.samples.jsonl").exists()
+    again = written(tmp_path / "code.jsonl", [{**each, "task_id": "other"} for each in code])
+    with pytest.raises(ValueError, match=r"questions_sha256 is \w+ there"):
+        evaluation.run(settings(model, again, out=out))
+    out.with_suffix(".json").write_text('{"settings": [1]}')
+    with pytest.raises(ValueError, match="are not results of `jaxspec eval`"):
+        evaluation.run(settings(model, again, out=out))
 
 
 def test_what_is_summed_and_printed(capsys):

@@ -112,8 +112,19 @@ def test_every_kind_of_file(tmp_path: Path):
     for file in tmp_path.iterdir():
         assert read_questions(file) == [question for _, question in RECORDS], file.name
     (tmp_path / "torn.jsonl.gz").write_bytes((tmp_path / "b.jsonl.gz").read_bytes()[:40])
-    with pytest.raises(ValueError, match=r"torn\.jsonl\.gz cannot be read"):
-        read_questions(tmp_path / "torn.jsonl.gz")
+    spoilt = bytearray((tmp_path / "b.jsonl.gz").read_bytes())
+    spoilt[15:25] = b"\xff" * 10
+    (tmp_path / "spoilt.jsonl.gz").write_bytes(spoilt)
+    for name in ("torn.jsonl.gz", "spoilt.jsonl.gz"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read"):
+            read_questions(tmp_path / name)
+
+
+def test_a_system_prompt_beside_the_turns_is_named(tmp_path: Path, capsys: pytest.CaptureFixture):
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"system_prompt": "be brief", "prompt": "hi"}\n{"prompt": "ho"}\n')
+    assert read_questions(file) == [Question(("hi",)), Question(("ho",))]
+    assert "questions.jsonl have a system_prompt, which is ignored; --system" in capsys.readouterr().err
     (tmp_path / "bad.json").write_text("[1", encoding="utf-8")
     with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
         read_questions(tmp_path / "bad.json")

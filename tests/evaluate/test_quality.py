@@ -322,7 +322,15 @@ def test_only_questions_of_both_runs_are_tested(tmp_path: Path, capsys: pytest.C
     assert "not tested: there is no" in compared(capsys, first, none)[0]
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "holds no results"), (None, "cannot be read")])
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds no results"),
+        ('{"methods": {"a": {}}}', "holds no results"),
+        (None, "cannot be read"),
+    ],
+)
 def test_what_is_no_result_is_refused(text: str | None, says: str, tmp_path: Path):
     if text is not None:
         (tmp_path / "a.json").write_text(text)

@@ -1,6 +1,7 @@
 """A run's packed windows on disk, and the stream of batches from them; checkpoints store its position (grain)."""
 
 import dataclasses
+import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,23 @@ from jaxspec.train.hyperparameters import Recipe
 ENDLESS = 2**31  # number of epochs
 _FIELDS = ("tokens", "segment", "counted")
 _EVALUATED = 64  # most held-out windows
+_SOURCES = "sources.sha256"  # of the text that was packed
+
+
+def warn_of_changes(place: Path, sources: Sources) -> None:
+    """Prints a warning if the text packed in `place` was made from other sources than these."""
+    text = place / _SOURCES
+    if text.exists() and text.read_text(encoding="ascii") != _sha256(sources):
+        say(
+            f"warning: the text has changed since this run began, which continues with the text packed then, in {place}"
+        )
+
+
+def _sha256(sources: Sources) -> str:
+    digest = hashlib.sha256()
+    for each in (*sources.found, *sources.generated):
+        digest.update(repr(each).encode())
+    return digest.hexdigest()
 
 
 def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
@@ -49,6 +67,7 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
                 say(f"the {name} text fills {there} windows of its {number}: each is seen {number / there:.1f} times")
         packed = [(take(some, np.arange(number) % len(some.tokens)), number) for some, number in packed]
     write(place / "train", join([some for some, _ in packed]))  # batches are drawn from all of them
+    (place / _SOURCES).write_text(_sha256(sources), encoding="ascii")
 
 
 def load(place: Path) -> tuple[Windows, Windows | None]:

@@ -108,7 +108,7 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
     A piece starts at the line of a random character that is not held out; all characters are equally likely. The first
     pieces are the same for any `count`. A special token's name in the text is ordinary text.
 
-    Raises ValueError if there are conversations, or all text is held out.
+    Raises ValueError if there are conversations.
     """
     kept, _ = sources.split(found)
     documents = [each for each in kept if isinstance(each, Document)]

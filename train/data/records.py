@@ -1,8 +1,8 @@
 """Reads files and folders as documents and conversations.
 
 A record is a JSON object. It has a `text`; or `messages`, each with a `role` and a `content`; or `conversations` as in
-ShareGPT, each with `from` and `value`. `"complete": false` means that its end is cut off. A `.jsonl` file has one
-record per line, a `.json` file a list of them.
+ShareGPT, each with `from` and `value`, and perhaps a `system` prompt beside them. `"complete": false` means that its
+end is cut off. A `.jsonl` file has one record per line, a `.json` file a list of them, or one per line too.
 """
 
 import dataclasses
@@ -19,7 +19,9 @@ SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _ROLES = {SYSTEM: SYSTEM, USER: USER, "human": USER, ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "chatgpt": ASSISTANT}
 _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 _KEYS = (*_CONVERSATIONS, "text")
-_UNREAD = ("reasoning_content", "reasoning", "thinking", "tool_calls")  # further text that the assistant wrote
+_A_KEY = f"{', '.join(_CONVERSATIONS)} or text"
+_UNREAD = ("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call")  # more that the assistant wrote
+_TOOLS = ("tools", "functions")  # in the prompt, as the chat template formats them
 _SUFFIXES = (".json", ".jsonl")
 _NOT_JSON = object()
 _SHOWN = 3  # most bad records in a message
@@ -55,8 +57,8 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    If `path` is a `.json` or `.jsonl` file, it holds records. Such a file in a folder holds records if it contains an
-    object with a record's key; otherwise it is plain text, like all other files. Raises as `usable`.
+    If `path` is a `.json` or `.jsonl` file, it holds records. Such a file in a folder holds records if it contains
+    several objects; otherwise it is plain text, like all other files. Raises as `usable`.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -69,24 +71,30 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
 
 
 def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
-    """The records of a file, or the file itself if it has none."""
+    """The records of a file; the file itself if it has none, or is one object, such as settings."""
     entries = list(_entries(file))
-    if not any(isinstance(value, dict) and not value.keys().isdisjoint(_KEYS) for _, value in entries):
-        return [file]
-    return [_record(*entry) for entry in entries]
+    objects = [value for _, value in entries if isinstance(value, dict)]
+    if any(not value.keys().isdisjoint(_KEYS) for value in objects):
+        return [_record(*entry) for entry in entries]
+    return [BadRecord(file.name, f"no record of this file has {_A_KEY}")] if len(objects) > 1 else [file]
 
 
 def _entries(file: Document) -> Iterator[tuple[str, Any]]:
-    """Name and JSON value of each possible record: the lines of a .jsonl file, or the list of a .json file."""
+    """Name and JSON value of each possible record: the list of a .json file, or the lines of it or a .jsonl file."""
     suffix = Path(file.name).suffix.lower()
     content = file.text.removeprefix("\ufeff")  # a byte order mark, which some editors write
-    if suffix == ".jsonl":
-        for number, line in enumerate(content.split("\n"), 1):
-            if line.strip():
-                yield f"{file.name}:{number}", _json(line)
-    elif suffix == ".json" and isinstance(values := _json(content), list):
-        for index, value in enumerate(values):
-            yield f"{file.name}#{index}", value
+    values = _json(content) if suffix == ".json" else _NOT_JSON
+    if isinstance(values, list):
+        yield from ((f"{file.name}#{index}", value) for index, value in enumerate(values))
+    elif suffix in _SUFFIXES and values is _NOT_JSON:
+        lines = [(f"{file.name}:{number}", _json(line)) for number, line in _lines(content)]
+        if suffix == ".jsonl" or any(isinstance(value, dict) for _, value in lines):
+            yield from lines
+
+
+def _lines(content: str) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, and their numbers, from 1."""
+    return ((number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip())
 
 
 def _json(content: str) -> Any:
@@ -107,15 +115,26 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
             raise ValueError("its value of complete is neither true nor false")
         for key, (role, content) in _CONVERSATIONS.items():
             if key in value:
-                messages = _messages(key, value[key], role, content)
+                if tools := [name for name in _TOOLS if value.get(name) not in (None, [], "", "[]")]:
+                    raise ValueError(f"it has {tools[0]}, which are not read")
+                messages = _with_system(value.get("system"), _messages(key, value[key], role, content))
                 if not complete and messages[-1].role != ASSISTANT:
                     raise ValueError("it is not complete, and its last turn is not the assistant's")
                 return Conversation(name, messages, complete)
         if "text" not in value:
-            raise ValueError(f"it has none of the keys {', '.join(_KEYS)}")
+            raise ValueError(f"it has no {_A_KEY}")
         return Document(name, _string("its text", value["text"]), complete)
     except ValueError as error:
         return BadRecord(name, str(error))
+
+
+def _with_system(prompt: Any, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The messages after a record's own system prompt, if it has one."""
+    if prompt in (None, ""):
+        return messages
+    if messages[0].role == SYSTEM:
+        raise ValueError("it has a system prompt beside its turns and one among them")
+    return (Message(SYSTEM, _string("its system prompt", prompt)), *messages)
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
@@ -141,6 +160,8 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
         raise ValueError(f"turn {number} has the role {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
     if unread := [key for key in _UNREAD if turn.get(key)]:
         raise ValueError(f"turn {number} has {unread[0]}, which is not read; put all of its text into its {content}")
+    if turn.get("weight") == 0:
+        raise ValueError(f"turn {number} has weight 0, so it is not to be learnt, and single turns cannot be left out")
     return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
 
 

@@ -46,8 +46,6 @@ def sources_of(settings: DataMixture) -> Sources:
 
 
 def split(found: Texts) -> tuple[Texts, Texts]:
-    """(training text, held-out text). Raises ValueError if there is no training text."""
+    """(training text, held-out text). Nothing is held out where the names would hold out everything."""
     kept = [each for each in found if not is_held_out(each.name)]
-    if not kept:
-        raise ValueError("there is too little text: every file is held out; add text")
-    return kept, [each for each in found if is_held_out(each.name)]
+    return (kept, [each for each in found if is_held_out(each.name)]) if kept else (found, [])

@@ -8,7 +8,7 @@ in the next window as if it began there.
 import dataclasses
 import sysconfig
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,8 +18,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
 from jaxspec.host.buckets import files_under
+from jaxspec.host.terminal import say
 
 HELD_OUT = 40  # one name in this many is held out
+_SHOWN = 3  # most names in a message
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
 Array = np.ndarray | jax.Array
@@ -63,9 +65,13 @@ class Windows:
 
 
 def documents(folder: Path) -> list[Document]:
-    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out."""
-    found = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
-    if not found:
+    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out; stderr
+    names the last."""
+    files = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
+    if other := sorted(name for name, text in files.items() if text is None):
+        more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
+        say(f"left out {len(other)} of {len(files)} files, which are not UTF-8 text: {', '.join(other[:_SHOWN])}{more}")
+    if not (found := _documents(files)):
         raise ValueError(f"{folder} holds no text: no file in it is UTF-8 and not empty")
     return found
 
@@ -85,20 +91,23 @@ def standard_library() -> list[Document]:
     `encodings` and `pydoc_data` are left out too: they are a sixth of the text, and mostly tables.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    found = _read(folder, "*.py", _NOT_LIBRARY.isdisjoint)
+    found = _documents(_read(folder, "*.py", _NOT_LIBRARY.isdisjoint))
     if not found:
         raise ValueError(f"this Python has no source of its standard library at {folder}; name a folder with --data")
     return found
 
 
-def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool]) -> list[Document]:
-    """The non-empty UTF-8 files that match the pattern, and whose path inside the folder is `wanted`."""
+def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[str, str | None]:
+    """The files that match the pattern, and whose path inside the folder is `wanted`: each path, and its `_text`."""
     inside = [(path.relative_to(folder), path) for path in files_under(folder) if path.match(pattern)]
     chosen = {name.as_posix(): path for name, path in inside if wanted(name.parts)}
     with ThreadPoolExecutor() as pool:  # a request to a bucket takes as long as reading a file of some MB
-        texts = zip(chosen, pool.map(_text, chosen.values()), strict=True)
-        found = [Document(name, text) for name, text in texts if text]
-    return sorted(found, key=lambda document: document.name)
+        return dict(zip(chosen, pool.map(_text, chosen.values()), strict=True))
+
+
+def _documents(files: Mapping[str, str | None]) -> list[Document]:
+    """Those that hold text, by name."""
+    return [Document(name, text) for name, text in sorted(files.items()) if text]
 
 
 def _text(path: Path) -> str | None:

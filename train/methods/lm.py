@@ -66,7 +66,9 @@ def train(settings: Lm) -> None:
         open_run(run_folder(out, settings.run_dir), as_typed("lm", settings)) as run,
         staged(out, memory.required_bytes(model, dtype)) as folder,
     ):
-        if not is_whole(run.data):
+        if is_whole(run.data):
+            dataset.warn_of_changes(run.data, sources.Sources(found))
+        else:
             learn(run.data, found, model, recipe)
         packed, held_out = dataset.load(run.data)
         measure = None if held_out is None else measurement(loss, held_out, recipe, frozen=None)

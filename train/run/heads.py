@@ -88,7 +88,9 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     length = min(job.settings.context or LONGEST, target.config.model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
-    if processes.is_first() and not is_whole(data):
+    if processes.is_first() and is_whole(data):
+        dataset.warn_of_changes(data, job.sources)
+    elif processes.is_first():
         with staged(data, 0) as folder:
             dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe)
     processes.wait()

@@ -8,7 +8,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxspec.checkpoint.loading import training_dtype
 from jaxspec.host import buckets, processes
@@ -81,6 +81,8 @@ def fit(
                     log.evaluation(done, measured)
                 due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
                 due |= interrupts.pending and alone  # other processes do not know of a signal to this one
+                if due and not bool(_finite(state.params)):  # the last update comes after the last loss
+                    raise ValueError(f"the weights after step {done} are not finite; lower --learning-rate")
                 if due:
                     log.flush()  # steps before a checkpoint are never repeated
                     buckets.flush()
@@ -92,6 +94,11 @@ def fit(
         checkpoints.wait()
         best, measured = checkpoints.best(state)
         return best.params, measured
+
+
+@jax.jit
+def _finite(params: Params) -> Bool[Array, ""]:
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
 
 
 def start(params: Params, optimizer: optax.GradientTransformation) -> State:

@@ -60,3 +60,11 @@ def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.
     found = generated(learnt, tmp_path / "train")
     assert (len(found), sum(found)) == (40, 20)
     assert capsys.readouterr().err == "the generated text fills 13 windows of its 20: each is seen 1.5 times\n"
+
+
+def test_text_that_changed_since_it_was_packed(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
+    dataset.prepare(tmp_path, learnt, Sources(OPEN), 16, RECIPE)
+    dataset.warn_of_changes(tmp_path, Sources(OPEN))
+    assert capsys.readouterr().err == ""
+    dataset.warn_of_changes(tmp_path, Sources([*OPEN[:-1], Document("open19", "other\n")]))
+    assert "the text has changed since this run began" in capsys.readouterr().err

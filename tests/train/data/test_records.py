@@ -75,12 +75,10 @@ def test_a_folder_of_everything(tmp_path: Path):
     (tmp_path / "a.py").write_text("x = 1\n")
     (tmp_path / "package.json").write_text('{"text": "an object, no list"}')
     (tmp_path / "numbers.JSON").write_text("[1, 2]")
-    lines(tmp_path / "log.jsonl", {"level": 1}, {"level": 2})
     assert records.read(tmp_path, strict=True) == [
         Document("a.py", "x = 1\n"),
         Conversation("b/chat.jsonl:1", TALK),
         Document("b/chat.jsonl:2", "good"),
-        Document("log.jsonl", '{"level": 1}\n{"level": 2}\n'),
         Document("numbers.JSON", "[1, 2]"),
         Document("package.json", '{"text": "an object, no list"}'),
     ]
@@ -92,7 +90,7 @@ BAD = {
     "1" * 5000: "it is not JSON",
     "null": "it is not a JSON object",
     '["text"]': "it is not a JSON object",
-    '{"prompt": "hi"}': "it has none of the keys messages, conversations, text",
+    '{"prompt": "hi"}': "it has no messages, conversations or text",
     '{"text": 3}': "its text is not a string",
     '{"text": " "}': "its text is empty",
     '{"text": "\\ud83d"}': "its text holds half a surrogate pair, which is not a character",
@@ -109,6 +107,13 @@ BAD = {
     '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
     json.dumps({"messages": [USER, {**ASSISTANT, "reasoning_content": "hm"}]}): (
         "turn 2 has reasoning_content, which is not read; put all of its text into its content"
+    ),
+    json.dumps({"messages": [USER, {**ASSISTANT, "weight": 0}]}): (
+        "turn 2 has weight 0, so it is not to be learnt, and single turns cannot be left out"
+    ),
+    json.dumps({"messages": [USER, ASSISTANT], "tools": [{"name": "f"}]}): "it has tools, which are not read",
+    json.dumps({"messages": [{"role": "system", "content": "x"}, USER, ASSISTANT], "system": "y"}): (
+        "it has a system prompt beside its turns and one among them"
     ),
     '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
     json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, but should be the user's",
@@ -136,10 +141,13 @@ def test_bad_records_of_a_list_and_of_a_folder(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "a.json").write_text('[1, {"text": "good"}, {"text": ""}]')
     (tmp_path / "b.jsonl").write_text('{\n{"text": "good"}\n[]\n')
     (tmp_path / "c.txt").write_text("plain")
+    lines(tmp_path / "d.jsonl", {"prompt": 1}, {"prompt": 2})  # of a format that is not known
+    (tmp_path / "e.txt").write_bytes(b"\xe9")
     assert [each.name for each in records.read(tmp_path)] == ["a.json#1", "b.jsonl:2", "c.txt"]
     assert capsys.readouterr().err == (
-        "skipped 4 of 7 records: a.json#0: it is not a JSON object; a.json#2: its text is empty; "
-        "b.jsonl:1: it is not JSON; and 1 more\n"
+        "left out 1 of 5 files, which are not UTF-8 text: e.txt\n"
+        "skipped 5 of 8 records: a.json#0: it is not a JSON object; a.json#2: its text is empty; "
+        "b.jsonl:1: it is not JSON; and 2 more\n"
     )
     with pytest.raises(ValueError, match=r"^a\.json#0: it is not a JSON object; correct this record or remove it$"):
         records.read(tmp_path, strict=True)
@@ -152,10 +160,18 @@ def test_nothing_good_is_left(tmp_path: Path):
         ValueError, match=r"^none of 2 records can be used: a\.jsonl:1: it is not JSON; a\.jsonl:2: its"
     ):
         records.read(path)
-    for name, content in (("b.json", '{"text": "hi"}'), ("c.json", "[]"), ("d.json", '{"text": "hi"}\n{}')):
+    for name, content in (("b.json", '{"text": "hi"}'), ("c.json", "[]"), ("d.json", "1\n2")):
         (tmp_path / name).write_text(content)
         with pytest.raises(ValueError, match=f"{name} holds no records; a .jsonl file has one per line and a"):
             records.read(tmp_path / name)
+
+
+def test_lines_in_a_file_named_as_a_list_and_a_system_prompt_beside_the_turns(tmp_path: Path):
+    lines(tmp_path / "a.json", {"conversations": [HUMAN, GPT], "system": "be brief", "tools": "[]"}, GOOD)
+    assert records.read(tmp_path / "a.json", strict=True) == [
+        Conversation("a.json:1", (Message("system", "be brief"), *TALK)),
+        Document("a.json:2", "good"),
+    ]
 
 
 def test_paths_without_text(tmp_path: Path):

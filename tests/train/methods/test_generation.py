@@ -323,7 +323,6 @@ def test_where_a_turn_ends(target: Path, tmp_path: Path):
         (("--out", "HERE/out", "--prompt-tokens", ROOM), f"tokens and the model has {ROOM} positions"),
         (("--out", "HERE/out", "--data", "HERE/talk.jsonl"), "the data holds conversations; --chat takes"),
         (("--out", "HERE/out", "--chat"), "--chat takes the first turns of conversations"),
-        (("--out", "HERE/out", "--data", "HERE/shutil.py"), "every file is held out"),
         (("--out", "HERE/out", "--target", "HERE/mute"), "mute has no tokenizer, so it cannot generate text"),
         (("--out", "HERE/out", "--method", "nonsense"), "there is no drafter 'nonsense'"),
         (("--out", "HERE/out", "--temperature", -1), "temperature must be 0 or above"),
@@ -337,7 +336,6 @@ def test_where_a_turn_ends(target: Path, tmp_path: Path):
 )
 def test_bad_input_ends_in_one_sentence(arguments: tuple, words: str, target: Path, data: Path, tmp_path: Path):
     (tmp_path / "exists").touch()
-    (tmp_path / "shutil.py").write_text("held out")
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     (tmp_path / "talk.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
     shutil.copytree(target, tmp_path / "mute", ignore=shutil.ignore_patterns("tokenizer*"))

@@ -108,12 +108,14 @@ def test_interrupt_leaves_nothing(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_held_out_files(tmp_path: Path):
-    (tmp_path / "shutil.py").write_text("x = 1\n")
-    code, err = command("lm", tmp_path / "out", "--data", tmp_path)
-    assert code == 2
-    assert "every file is held out" in err.splitlines()[-1]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["shutil.py"]
+def test_one_file_is_not_held_out(folder: Path, tmp_path: Path):
+    some = (folder / "a.py").read_text()  # in a file whose name would be held out among others
+    (tmp_path / "shutil.py").write_text(some + some.replace("return x +", "yield -x *"))
+    few = ("--data", tmp_path / "shutil.py", *TINY, "--steps", 1)
+    code, err = command("lm", tmp_path / "out", *few)
+    assert (code, err.splitlines()[-1].rpartition(", ")[2]) == (0, "no file was held out")
+    code, err = command("lm", tmp_path / "inf", *few, "--learning-rate", "inf")
+    assert (code, err.splitlines()[-1]) == (2, "error: --learning-rate must be finite, not inf")
 
 
 def test_documents_of_one_window_do_not_see_each_other():

@@ -195,6 +195,15 @@ def test_a_loss_that_is_not_finite_is_refused(packed, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_weights_that_are_not_finite_are_not_kept(packed, tmp_path):
+    def loss(model, frozen, batch, key):
+        total, sums = lm.loss(model, frozen, batch, key)
+        return total + jnp.sqrt(0 * total), sums  # whose gradient is not finite
+
+    with open_run(tmp_path / "a", {}) as run, pytest.raises(ValueError, match="weights after step 1 are not finite"):
+        fit(loss, model(), None, packed, dataclasses.replace(RECIPE, steps=1), run)
+
+
 def test_a_step_is_compiled_once(packed, tmp_path, monkeypatch):
     """Also where the target's weights are committed to a device, as those of a checkpoint are."""
     steps = []
