@@ -77,7 +77,8 @@ def headline() -> str:
     sentence = (
         f"SmolLM2-135M-Instruct (dequantised from Q4_1) in {some['dtype']}, and last in float32, on a CPU ({device} "
         "with AMX): tau, and the speedup over plain decoding with its 95 % interval. "
-        f"{len(differ)} greedy texts differed from plain decoding's, {explained} of them at a near-tie.\n\n"
+        f"{len(differ)} greedy texts differed from plain decoding's, "
+        f"{'all' if explained == len(differ) else explained} at a near-tie.\n\n"
     )
     cell = lambda values: f"{values['tau']:.2f}, {with_interval(values, 'speedup')}"
     rows = ([kind, *(cell(run["methods"][name]) for name in SHOWN)] for kind, run in runs.items())

@@ -68,7 +68,7 @@ def run(settings: Eval) -> None:
     numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
     about, out = describe_eval(settings, plan, engine), settings.out
-    lines = [] if out is None else broadcast_from_first(lambda: resume(out, about))
+    lines, before = ([], {}) if out is None else broadcast_from_first(lambda: resume(out, about))
     done = set(map(asked_of, lines))
     if done:
         say(f"answers of an earlier run: {len(done)}")
@@ -89,6 +89,7 @@ def run(settings: Eval) -> None:
         "versions": environment.versions(),
         "left_out": len(ours) - len(numbers),
         **summary(lines, lines[len(done) :], seconds),
+        **({} if left else before),  # nothing was timed now
     }
     if out is not None:
         write(out, lines, about, found)
@@ -195,6 +196,9 @@ def line_of(plan: Workload, asked: Asked, turns: Sequence[Generation]) -> dict[s
     }
 
 
+TIMES = ("timed_tokens", "seconds", "tokens_per_second")  # keys of the results
+
+
 def summary(lines: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]], seconds: float) -> dict[str, Any]:
     """The results, from all answers, and those of this run with its seconds, compilation and prefill included."""
     turns = [turn for line in lines for turn in line["turns"]]
@@ -219,20 +223,22 @@ def show(found: Mapping[str, Any]) -> None:
         print(f"{name}: {value:.3f}")
 
 
-def resume(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The answers of an earlier run, without an incomplete last line. Rewrites both files with these answers."""
+def resume(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The answers of an earlier run, without an incomplete last line, and its speed (TIMES) if it was finished.
+    Rewrites both files with these answers."""
     beside = path.with_suffix(".json")
-    lines = _read(path, settings) if path.exists() or beside.exists() else []
-    write_whole(beside, to_json(settings))
+    lines, speed = _read(path, settings) if path.exists() or beside.exists() else ([], {})
+    write_whole(beside, to_json(settings | speed))
     write_whole(path, "".join(map(to_line, lines)))
-    return lines
+    return lines, speed
 
 
-def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _read(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Raises ValueError if the files belong to another run, or are not files of `eval`."""
     beside = path.with_suffix(".json")
     try:
-        there = json.loads(beside.read_text(encoding="utf-8"))["settings"]
+        values = json.loads(beside.read_text(encoding="utf-8"))
+        there, speed = values["settings"], {name: values[name] for name in TIMES if name in values}
         *ended, _ = (path.read_text(encoding="utf-8") if path.exists() else "").split("\n")
         lines = [json.loads(line) for line in ended]
         if not isinstance(there, dict) or not all({"index", "sample", "turns"} <= line.keys() for line in lines):
@@ -245,7 +251,7 @@ def _read(path: Path, settings: dict[str, Any]) -> list[dict[str, Any]]:
                 f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); delete it or "
                 "choose another --out"
             )
-    return lines
+    return lines, speed
 
 
 @dataclasses.dataclass(frozen=True)

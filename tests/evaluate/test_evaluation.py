@@ -109,6 +109,9 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
         assert out.read_bytes() == whole.read_bytes()
         assert (results(out)["timed_tokens"] < results(out)["tokens"]) == (count > 0)
     assert "answers of an earlier run: 4" in capsys.readouterr().err
+    before = results(out)
+    evaluation.run(settings(model, prompts, out=out))  # nothing is left, so the measured speed stays
+    assert results(out) == before
     with pytest.raises(ValueError, match="belongs to a run with other settings"):
         evaluation.run(settings(model, prompts, out=out, sampling=SamplingParams(max_new_tokens=13)))
     out.write_text("{}\n")
