@@ -48,7 +48,7 @@ class Recipe:
     def __post_init__(self) -> None:
         above_0 = ("steps", "batch_size", "learning_rate", "accumulate", "clip", "evaluate_every", "save_every")
         check_options(self, lambda value: value > 0, "be above 0", *above_0)
-        check_options(self, lambda value: value < math.inf, "be finite", "learning_rate", "weight_decay", "clip")
+        check_options(self, lambda value: value < math.inf, "be finite", "learning_rate")
         check_options(self, lambda value: value >= 0, "not be below 0", "weight_decay", "seed", "warmup")
         check_options(self, lambda value: 0 <= value < 1, "be from 0 to below 1", "b1", "b2")
         if self.batch_size % self.accumulate:

@@ -57,8 +57,9 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    If `path` is a `.json` or `.jsonl` file, it holds records. Such a file in a folder holds records if it contains
-    several objects; otherwise it is plain text, like all other files. Raises as `usable`.
+    If `path` is a `.json` or `.jsonl` file, it holds records. In a folder, such a file holds records if it contains an
+    object with a record's key, and is a bad record itself if it contains other objects only. Otherwise, and if it is a
+    single object, it is plain text, like all other files. Raises as `usable`.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -71,7 +72,7 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
 
 
 def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
-    """The records of a file; the file itself if it has none, or is one object, such as settings."""
+    """The records of a file; the file itself if it is plain text, or one object, such as settings."""
     entries = list(_entries(file))
     objects = [value for _, value in entries if isinstance(value, dict)]
     if any(not value.keys().isdisjoint(_KEYS) for value in objects):
