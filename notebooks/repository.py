@@ -15,12 +15,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 repository = "{repository}"
 if Path("/content").is_dir():  # in Colab nothing is written elsewhere
     folders = {{"JAXSPEC_CACHE": "/content/.jaxspec", "HF_HOME": "/content/.huggingface", "TMPDIR": "/content"}}
     os.environ |= folders | dict(os.environ)  # what is set already stays
+    tempfile.tempdir = None  # the kernel may have looked it up before
 if importlib.util.find_spec("jaxspec") is None:
     wheels = sorted(Path.cwd().glob("jax_specdec-*.whl"))  # uploaded beside this notebook
     clones = [folder for folder in (Path.cwd(), Path.cwd().parent) if (folder / "jaxspec" / "py.typed").is_file()]
