@@ -62,7 +62,8 @@ def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
     plan = llama.plan(path)
-    yield "format", {"huggingface": "Hugging Face", "meta": "Meta or Mistral", "gguf": "GGUF"}[plan.config.source_format]
+    names = {"huggingface": "Hugging Face", "meta": "Meta or Mistral", "gguf": "GGUF"}
+    yield "format", names[plan.config.source_format]
     yield from _of_config(plan.config)
     yield from _of_files(plan.tensors, lambda ours: theirs(ours, plan.config.source_format == "meta"))
     inside = (file := gguf.find(path)) is not None and "tokenizer.ggml.tokens" in gguf.open_gguf(file).metadata
