@@ -307,8 +307,9 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
 
     def parsed() -> Iterator[Question]:
         for where, values in records(path):
-            yield parse_question(values, where)
+            question = parse_question(values, where)
             unread.update(key for key in SYSTEM if values.get(key))
+            yield question
 
     questions = parsed()
     # Without examples, lines after the last question are not read, and may have another format.

@@ -72,10 +72,10 @@ def check_counts(settings: Answers, *names: str) -> None:
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
     """Warns of a scorer that is not installed, and of heads trained with other arguments of the chat template."""
-    suites = {question.suite for question in plan.questions}
+    suites = dict.fromkeys(question.suite for question in plan.questions)
     for why in filter(None, map(quality.missing, suites)):
         say(why)
-    if plan.suite is None and suites.intersection(quality.CODE):
+    if plan.suite is None and not suites.keys().isdisjoint(quality.CODE):
         say("warning: the questions have several formats, so no file for a scorer of code is written")
     for engine in engines if plan.settings.chat else ():
         engine.warn_of_chat_args(plan.settings.template.format.arguments)

@@ -118,16 +118,17 @@ def test_every_kind_of_file(tmp_path: Path):
     for name in ("torn.jsonl.gz", "spoilt.jsonl.gz"):
         with pytest.raises(ValueError, match=f"{name} cannot be read"):
             read_questions(tmp_path / name)
+    (tmp_path / "bad.json").write_text("[1", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
+        read_questions(tmp_path / "bad.json")
 
 
 def test_a_system_prompt_beside_the_turns_is_named(tmp_path: Path, capsys: pytest.CaptureFixture):
     file = tmp_path / "questions.jsonl"
     file.write_text('{"system_prompt": "be brief", "prompt": "hi"}\n{"prompt": "ho"}\n')
-    assert read_questions(file) == [Question(("hi",)), Question(("ho",))]
-    assert "questions.jsonl have a system_prompt, which is ignored; --system" in capsys.readouterr().err
-    (tmp_path / "bad.json").write_text("[1", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"bad\.json is not JSON"):
-        read_questions(tmp_path / "bad.json")
+    for limit in (None, 1):
+        assert read_questions(file, limit) == [Question(("hi",)), Question(("ho",))][:limit]
+        assert "questions.jsonl have a system_prompt, which is ignored; --system" in capsys.readouterr().err
 
 
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
