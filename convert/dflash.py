@@ -1,6 +1,6 @@
 """Block heads, DFlash's and DSpark's, in the layouts of DFlash's authors, DeepSpec, SpecForge, speculators and vLLM.
 
-All have the same layers. What differs, and often only a setting or a class name tells it: whether a row drafts its own
+All have the same layers. They differ, often visibly only in a setting or a class name, in whether a row drafts its own
 position or the next one, whether the block is causal, whether listed layers are named by their outputs or inputs,
 whether embedding and LM head are in the files, and the terms that DSpark adds.
 """

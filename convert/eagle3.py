@@ -144,7 +144,7 @@ def _refuse(head: OwnHead, whose: str, *checks: tuple[bool, str]) -> None:
     for differs, what in checks:
         if differs:
             raise CheckpointError(
-                f"the head at {head.path} {what}, which {whose} does not compute; use --format speculators"
+                f"{whose} does not compute the head at {head.path}, which {what}; use --format speculators"
             )
 
 

@@ -159,7 +159,7 @@ def _byte_level(settings: Mapping[str, Any], by_token: dict[str, int], name: str
 
 
 def _sentencepiece(settings: Mapping[str, Any], by_token: dict[str, int], unknown: str) -> Any:
-    """A tokenizer of sentencepiece's kind: the two neighbours are merged whose union is the token of the best score."""
+    """A tokenizer of sentencepiece's kind: it merges the two neighbours whose union has the best score."""
     scores, space = settings["scores"], settings.get("add_space_prefix", True)
     unions = [
         (-scores[id_], id_, token[:at], token[at:])

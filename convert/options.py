@@ -76,7 +76,7 @@ class Head:
     Default: those in its config, else those of its authors' code. The output says which and why."""
     rows: Literal["own", "next"] | None = None
     """For a DFlash or DSpark head: the position whose token each row of a block drafts, its own or the next. Default:
-    by the config, which is refused if nothing in it tells. With the wrong one nearly every draft is rejected."""
+    from the config; an error if it is not clear there. With the wrong one nearly every draft is rejected."""
     draft_ids: Annotated[Path | None, Option(metavar="FILE")] = None
     """To cut a head: file with the ids of the draft vocabulary. A JSON list, numbers separated by spaces or lines, or a
     .pt file of FR-Spec. End-of-sequence tokens are always added."""
@@ -125,8 +125,8 @@ class Export:
 class Tokenizer:
     """Replace the tokenizer of a jaxspec checkpoint by that of its original model. No weight is read or written.
 
-    For a checkpoint that was converted without a tokenizer, or by an earlier version of jaxspec, which tokenised the
-    prompts of some models differently from the original. `jaxspec-convert inspect` reports such checkpoints.
+    For a checkpoint that was converted without a tokenizer, as `jaxspec-convert inspect` shows, or by an earlier
+    version of jaxspec, which tokenised the prompts of some models differently from the original.
 
     For example: jaxspec-convert tokenizer mistralai/Mistral-7B-Instruct-v0.2 mistral
     """

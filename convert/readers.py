@@ -1,6 +1,6 @@
 """Lazy access to tensors: shapes are known at once, and each tensor is read on demand.
 
-A file is opened again for every tensor, which takes a millisecond, because touched pages of a mapped file are memory.
+A file is opened again for every tensor, which takes a millisecond: else all pages read so far would stay in memory.
 """
 
 import contextlib

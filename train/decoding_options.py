@@ -59,8 +59,8 @@ class Generate(Decoding):
     exclude: tuple[str, ...] = ()
     """Question files, as in `bench`. Texts that share 13 words in a row with one of them are left out."""
     method: str | None = None
-    """Method of decoding, which only changes the speed. `jaxspec methods` lists the parts. Default: the best trained
-    head of the checkpoint."""
+    """Method of decoding. It changes the speed, and not the distribution of the texts. `jaxspec methods` lists the
+    parts. Default: as in `jaxspec generate`."""
     sampling: SamplingParams = SamplingParams(max_new_tokens=256, temperature=1.0)
     greedy_tokens: int = 8
     """Number of greedy tokens at the start of a text, at any temperature."""
@@ -96,7 +96,7 @@ class Calibrator(Decoding):
     """Decode the assistant's answers to the first turns of the conversations in --data, with the tokenizer's chat
     template."""
     samples: int = 400
-    """Texts to decode. Their prompts are pieces of the data that is not held out."""
+    """Texts to decode. Their prompts come from data that is not held out."""
     max_new_tokens: NewTokens = 128
     inputs: Literal["hidden", "both", "top-probability"] = "hidden"
     """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
@@ -106,7 +106,7 @@ class Calibrator(Decoding):
     batch_size: int = 16
     """Texts decoded together."""
     steps: int = 2000
-    """Optimizer steps."""
+    """Optimizer steps, rounded up to a multiple of 50."""
     rounds: int = 64
     """Drafted chains per training step."""
     learning_rate: float = 1e-3

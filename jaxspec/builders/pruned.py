@@ -29,6 +29,8 @@ class Pruned(ConfidencePower):
     because no more can be kept. With a power below 1 more nodes may qualify; then the most confident are expanded.
 
     Attributes:
+        width: children of an expanded node.
+        depth: largest number of levels.
         leaf: smallest confidence of a verified node. 0: every drafted node is verified (the paper's ablation, Table 3).
         cost: s_d / s_t, the time of a drafted level in units of s_t(1); None: measured on the device, for a level with
             the largest number of nodes that are then expanded.
@@ -62,7 +64,7 @@ class Pruned(ConfidencePower):
         return self.cost is None
 
     def with_costs(self, table: CostTable) -> "Pruned":
-        """`cost`, if not given, is that of the narrowest level that holds all nodes which this cost lets expand."""
+        """A missing `cost` is that of the narrowest level of width >= 1 / cost, the most nodes that are expanded."""
         if self.cost is not None:
             return self
         widest = table.level[-1][0]

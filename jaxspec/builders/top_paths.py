@@ -39,6 +39,8 @@ class TreeLimits:
 
 
 class TopPaths(TreeBuilder):
+    """Expands the top paths level by level, and verifies the top nodes within `limits`."""
+
     prunes: ClassVar[bool] = True
 
     @property
@@ -95,8 +97,8 @@ class ConfidencePower(TopPaths):
     probability that the head estimates itself (`Proposal.estimated`) is not raised.
 
     Attributes:
-        power: exponent above temperature 0. With 1 the probability itself is the estimate of the acceptance rate,
-            which tends to be too low given the shared Gumbel noise (`rules/gumbel_coupling.py`).
+        power: exponent above temperature 0. With 1 the estimated acceptance rate is the probability itself. It tends
+            to be too low, because of the shared Gumbel noise (`rules/gumbel_coupling.py`).
         greedy_power: exponent at temperature 0.
     """
 

@@ -38,7 +38,7 @@ class Uniform(TreeBuilder):
     """A tree of fixed width and depth, cut to `total` nodes by rank.
 
     The papers' tree of width 3 and depth 5 has 363 nodes below the root. By default only 63 of them are grown
-    (`likely_paths`), which fills a usual size of verification. `total` includes the root.
+    (`likely_paths`), which with the root fill a compiled size of 64. `total` includes the root.
     """
 
     name: ClassVar[str] = "uniform"

@@ -39,7 +39,7 @@ def write_digests(folder: Path, found: Mapping[str, str]) -> None:
 def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
     """Number of files of parameters in a checkpoint or head and the heads under it; `done` gets the bytes of each.
 
-    Raises CheckpointError for one that is damaged, missing or one too many, and without checksums.
+    Raises CheckpointError if a file is damaged, missing or unexpected, or there are no checksums.
     """
     return sum(_verify_one(place, done) for place in _places(folder))
 

@@ -70,7 +70,7 @@ def read_calibration(path: Path) -> dict[str, list[float]]:
 
 
 def read_head(path: Path, drafter: str) -> HeadConfig:
-    """The config of a head for a drafter. Raises CheckpointError if it is missing, damaged or another's."""
+    """The config of a head. Raises CheckpointError if it is missing, damaged, or for another drafter."""
     config = read_config(path)
     if config.drafter != drafter:
         raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")

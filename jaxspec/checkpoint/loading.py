@@ -31,7 +31,7 @@ class Checkpoint:
     Attributes:
         tokenizer: a `Tokenizer`; None if the folder has none, and then prompts are token ids.
         heads: names found under CKPT/heads.
-        mesh: that it is spread over, as `sharding.split_mesh` gives it; None: one device has it.
+        mesh: the mesh of its weights, from `sharding.split_mesh`; None: one device.
     """
 
     path: Path
@@ -56,12 +56,12 @@ def load(
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
-        path: the folder; or `builtin`, or the name of a model that `jaxspec get` has fetched.
+        path: a folder, `builtin`, a model that `jaxspec get` has fetched, or a hub id ORG/NAME.
         dtype: of weights and computation; by default the device's (`backend.default_dtype`).
-        mesh: as `make_mesh` gives it, to spread the weights over, each read straight into its parts. Where several
-            devices keep the same KV heads, a message on stderr names them.
-        quantize: `int8` or `int4` makes the target's kernels integers as they are read (see `model/quantization.py`),
-            as the `config` of the result then has it; None leaves them as they are on disk.
+        mesh: from `make_mesh`; each device reads its shards of the weights. If devices replicate KV heads, a message
+            on stderr gives their number.
+        quantize: quantise the target's kernels to `int8` or `int4` while loading (see `model/quantization.py`), and
+            record it in the result's `config`; None: as on disk.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, too large for the memory, or quantised otherwise.
@@ -118,8 +118,8 @@ def training_dtype(dtype: str | None) -> jnp.dtype:
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:
     """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's.
 
-    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers, of which
-    `tokenizer` is the target's, only the sizes can be compared.
+    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers only the
+    sizes are compared. `tokenizer` is the target's.
     """
     size, own = config_json.read_config(draft).model.vocab_size, target.model.vocab_size
     other = load_tokenizer(draft)

@@ -32,11 +32,11 @@ from jaxspec.model.quantization import is_quantized, kind_of, pack, quantized
 from jaxspec.model.sharding import move, place
 
 GROUP_BYTES = 256 * 2**20
-# Of a stored array's chunks. Only whole chunks can be read, so small ones let each host read little more than its own.
+# Size of a chunk of a stored array. Only whole chunks are read, so small ones let a host read little beside its part.
 CHUNK_BYTES = 4 * 2**20
 
 PARTS = "parts.json"  # of parameters in several Orbax checkpoints: the names in each, by its folder
-_OF_A_BUCKET = re.compile(  # an error that says nothing about the files: of gcsfs, or in the words of TensorStore
+_OF_A_BUCKET = re.compile(  # errors of gcsfs and TensorStore about access, not about the files
     "gcsfs|aiohttp|google|Forbidden|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED"
 )
 

@@ -72,7 +72,7 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the post-processor adds. The name of a special token in it is that token."""
+        """Token ids of a text, with what the post-processor adds. A special token's name in it becomes that token."""
         with self._lock:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -173,7 +173,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 
 
 def class_of(folder: Path) -> str:
-    """The class that transformers takes in a Hugging Face folder with a tokenizer.json; of most `GENERIC`."""
+    """The tokenizer class that transformers uses for a folder with a tokenizer.json; for most models `GENERIC`."""
     config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
     if config.get("format") == FORMAT:
         return str(config.get("tokenizer_class") or GENERIC)  # what conversion found in the original folder
@@ -231,7 +231,7 @@ def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, An
 
 
 def _place(name: str) -> int:
-    """Where transformers has a named special token when it gives ids to new ones."""
+    """Sort key: the order in which transformers gives ids to new named special tokens."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
@@ -270,7 +270,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
-    """Mends or names the pre-tokenizer of Mistral Small 3's tokenizer.json, which is LLaMA 3's in error."""
+    """Replaces, or warns of, LLaMA 3's pre-tokenizer in Mistral Small 3's tokenizer.json, where it is an error."""
     if backend.pre_tokenizer is None or backend.token_to_id("[INST]") is None:
         return
     state = json.loads(backend.pre_tokenizer.__getstate__())

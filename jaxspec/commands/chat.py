@@ -16,14 +16,14 @@ from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import encode, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
-from jaxspec.engine.stop_strings import StopStrings, Unfinished
+from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Chat
 from jaxspec.report.draft_colours import coloured_pieces, legend
 
 ROUNDS = 4  # between two looks at the text
 HELP = """/stats   tokens, rounds, tau and tokens/s of the last answer and of the conversation
-/drafts  show drafts in the answers, or no longer
+/drafts  show or hide drafts in the answers
 /reset   start a new conversation
 /quit    leave; so does the end of the input
 Ctrl-C   stops an answer, but not the conversation"""
@@ -103,7 +103,7 @@ def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
     try:
         session = begin(talk, settings, drafts, chat)
         with until_interrupted() as interrupted:
-            *_, (found, final) = shown(session, drafts, interrupted)
+            *_, (found, final) = print_answer(session, drafts, interrupted)
     except BaseException:
         talk.messages, talk.memory = before, PromptMemory()
         raise
@@ -129,10 +129,10 @@ def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Sessi
     return engine.session(requests, record=record, memory=talk.memory)
 
 
-def shown(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> Iterator[tuple[Generation, bool]]:
+def print_answer(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> Iterator[tuple[Generation, bool]]:
     """Prints an answer while it is decoded. Yields it after each piece, and whether it is complete."""
     tokenizer, console = session.model.tokenizer, Console(highlight=False, soft_wrap=True)
-    in_colour, unfinished, printed = console.color_system is not None, Unfinished(tokenizer), 0
+    in_colour, shown, printed = console.color_system is not None, ShownText(tokenizer), 0
     for found, final in snapshots(session, StopStrings((), tokenizer), ROUNDS):
         if drafts:
             texts = coloured_pieces(found, tokenizer, True, in_colour)
@@ -140,7 +140,7 @@ def shown(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> It
                 console.print(text, end="")
             printed = len(texts)
         else:
-            for piece in unfinished.more(found.text, final=final, hold=0):
+            for piece in shown.more(found.text, final=final, hold=0):
                 print(piece, end="", flush=True)
         yield found, final
         if interrupted():

@@ -23,7 +23,7 @@ from jaxspec.host import buckets, shared_exit
 from jaxspec.host.jax_environment import expect_no_chip, give_threads
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
-_BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the latter without UTF-8
+_BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the ASCII ones without UTF-8
 _OWN_CHECK = re.compile(r"Error parsing (?!-)[\w-]+: (.*?)\.? For full helptext")
 """An error that a dataclass of options raised. tyro names the field that holds it."""
 
@@ -53,7 +53,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
 def _run(command: Callable[[], Any]) -> NoReturn:
     # So that a terminated run cleans up like an interrupted one.
     before = signal.signal(signal.SIGTERM, lambda number, _: fail("terminated", 128 + number))
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses PyTorch, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # of missing PyTorch, which is not needed
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # of prompts that are too long: jaxspec reports these
     expect_no_chip()
     give_threads()

@@ -27,7 +27,7 @@ def run(settings: Generate) -> None:
     prompts = prompts_of(settings)
     refuse_stateful("repetition_penalty", settings.repetition_penalty)
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
-        raise ValueError("--stream prints the plain text of one --prompt; leave out the other options")
+        raise ValueError("--stream takes one --prompt: leave out --prompts, --show-drafts and --format json")
     mesh = settings.devices.open(several=True)
     together = min(settings.batch_size or TOGETHER, len(prompts))
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}

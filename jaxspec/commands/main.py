@@ -22,7 +22,7 @@ COMMANDS = {
     "env": (options.Env, "commands.env.run"),
     "demo": (options.Demo, "commands.demo.run"),
 }
-INSTEAD = {  # by command and option: options that take no others of their command, not even needed ones
+INSTEAD = {  # by (command, option): options that replace all others of the command, required ones too
     ("bench", "--compare"): (options.Compare, "evaluate.comparison.run"),
     ("eval", "--merge"): (options.Merge, "evaluate.evaluation.merge"),
 }

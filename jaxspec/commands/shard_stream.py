@@ -1,7 +1,7 @@
 """A model on the hub or in a bucket → checkpoint in a bucket; at most two of its files of weights are on this disk.
 
 The next file is downloaded while one is converted, which is then removed. Each of several hosts converts its own files,
-without meeting the others. OUT/.shards records what each file became, so the same command resumes after a kill.
+without communication. OUT/.shards records what each file became, so the same command resumes after a kill.
 """
 
 import contextlib

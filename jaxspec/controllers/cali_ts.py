@@ -47,7 +47,7 @@ class CaliTS(Controller):
     Attributes:
         sigma_model, sigma_sample: standard deviations of the predictor's error and of a round's mean. The paper gives
             none. With the defaults the estimate outweighs the predictor after a hundred rounds ((0.5 / 0.05)²); in
-            simulation longer trust in it was no worse.
+            simulation a longer-lasting weight was no worse.
         prior: theta_hat before the first round; the paper does not give it.
         estimate: `compared`: accepted drafts / comparisons. A round in which a of D levels were accepted makes
             min(a + 1, D) comparisons. `printed`: Eqs. 8 and 10 literally, where only accepted drafts count as trials.

@@ -20,7 +20,7 @@ class Confidence(Controller):
 
     Attributes:
         threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first
-            draft is below it is a plain one.
+            draft is below it has no drafts.
     """
 
     name: ClassVar[str] = "confidence"

@@ -13,10 +13,10 @@ from jaxspec.decoding.drafter import Drafts, Models, State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import CostAware
 
-PATIENCE = 4.0  # loss of drafting that ends it, in plain rounds, for one row
-ROWS = -0.6  # for B rows it is PATIENCE B^ROWS, because the mean of many rows varies less
+PATIENCE = 4.0  # loss, in plain rounds, at which one row stops drafting
+EXPONENT = -0.6  # B rows stop at PATIENCE B^EXPONENT, because the mean of many rows varies less
 TRIAL = 0.003  # share of the time of plain rounds that rounds on trial may lose
-MOST = 0.2  # largest loss that plain rounds make up before the next trial: there are at most MOST / TRIAL of them
+LARGEST_LOSS = 0.2  # largest loss of a trial, which at most LARGEST_LOSS / TRIAL plain rounds make up
 """By simulation (`benchmarks/where_drafting_pays.py`)."""
 
 
@@ -36,9 +36,9 @@ class PlainRounds(Controller):
 
     A round of drafts gains its mean number of tokens per row, less its cost in plain rounds. The gains are added up. A
     sum above 0 is set to 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41, 1954). In the
-    lower half of the range between 0 and -PATIENCE B^ROWS, rounds are on trial: they draft few levels. If one of these
-    takes the sum below the range, rounds are plain. No other round does, because one long round that loses, such as
-    the first by the prior, shows little. Each plain round adds TRIAL, until one round drafts on trial again. If its
+    lower half of the range between 0 and -PATIENCE B^EXPONENT, rounds are on trial: they draft few levels. If one of
+    these takes the sum below the range, rounds are plain. No other round does, because one long round that loses, such
+    as the first by the prior, shows little. Each plain round adds TRIAL, until one round drafts on trial again. If its
     drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss.
 
     All rows draft or none does, because a round takes as long for one row as for all.
@@ -102,7 +102,7 @@ class PlainRounds(Controller):
         cost = self.costs.round_cost(levels.max(), 1.0 + jnp.asarray(counts.verified).max()) / self.costs.plain_cost
         tokens = jnp.where(levels > 0, jnp.asarray(counts.uncut), 1)  # tokens of copies are not the drafter's
         gain = jnp.where(levels.max() > 0, mean(tokens, seen) - cost, TRIAL)
-        lowest = jnp.where(state.on_trial, least(seen) - MOST, 0.9 * least(seen))
+        lowest = jnp.where(state.on_trial, least(seen) - LARGEST_LOSS, 0.9 * least(seen))
         balance = jnp.clip(mean(state.balance, seen) + gain, lowest, 0.0)
         return PlainState(
             balance=jnp.where(seen, balance, state.balance),
@@ -113,7 +113,7 @@ class PlainRounds(Controller):
 
 def least(rows: Bool[Array, " B"]) -> Float[Array, ""]:
     """The balance of these rows below which none of them drafts."""
-    return -PATIENCE * jnp.maximum(rows.sum(), 1) ** ROWS
+    return -PATIENCE * jnp.maximum(rows.sum(), 1) ** EXPONENT
 
 
 def mean(values: Float[Array, " B"] | Int[Array, " B"], rows: Bool[Array, " B"]) -> Float[Array, ""]:

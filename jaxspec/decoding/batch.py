@@ -100,7 +100,7 @@ def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
-    """The state, real or abstract, as sharded `jax.ShapeDtypeStruct`s."""
+    """`jax.ShapeDtypeStruct`s of the state, with its shardings on a mesh."""
     return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
@@ -159,7 +159,7 @@ def constrain_state(state: DecodeState) -> DecodeState:
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
     """Applies `use` to every array of a state and its logical axes."""
-    eos = jax.tree_util.GetAttrKey("eos")  # the only array without the axis B
+    eos = jax.tree_util.GetAttrKey("eos")  # has axes, but not B; `round` is a scalar
 
     def of(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, KV):
@@ -187,8 +187,8 @@ def insert(
     Each row is overwritten whole, with zeros after the prompt, so that nothing of its last text remains.
 
     Args:
-        fresh: state after prefill with D rows, one for each of the D parts that the mesh's axis `data` makes of a
-            batch. If its controller is None, the row keeps its controller's state.
+        fresh: state after prefill with one row for each part of the batch on the mesh's axis `data`. If its controller
+            is None, the row keeps its controller's state.
         row: index of the row to overwrite in each part.
         chosen: whether each part's row is overwritten.
     """

@@ -14,8 +14,8 @@ class TreeBuilder(Strategy):
     """Decides the shape of the tree.
 
     Attributes:
-        prunes: it drops nodes or siblings by their own value. This is sound with Gumbel coupling and greedy decoding,
-            but not if children are sampled.
+        prunes: it drops nodes or siblings by their own confidence. This is lossless with Gumbel coupling and greedy
+            decoding, but not if children are sampled.
         varies: the number of nodes depends on the text, even if every row drafts to full depth.
     """
 
@@ -54,7 +54,7 @@ class TreeBuilder(Strategy):
         """Adds the next level to the `active` rows, and returns the nodes to expand after it.
 
         Without `prunes`, every live child from `propose` is added to the tree, in the order of siblings. A child may
-        only be left out for a reason that does not depend on its token or its own value.
+        be left out only for a reason that depends neither on its token nor on its confidence.
 
         Returns:
             The tree with new nodes at slots below `size`, each after its parent (`tree.add_nodes`); and the frontier of

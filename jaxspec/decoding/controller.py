@@ -21,12 +21,12 @@ class DraftSignals:
     """Inputs of a controller after a drafted level, along each row's most confident path to that level."""
 
     level: Int[Array, ""]  # depth of the newest nodes, from 1
-    drafted: Bool[Array, " B"]  # whether the row has nodes of this level
-    active: Bool[Array, " B"]  # whether the builder would expand any of them
-    top_prob: Float[Array, " B"]  # largest probability in the newest node's distribution
+    drafted: Bool[Array, " B"]  # whether the row has nodes of this level; False in rows that copy
+    active: Bool[Array, " B"]  # whether the builder would expand any of them; False in rows that copy
+    top_prob: Float[Array, " B"]  # largest probability after the newest node's parent
     token_prob: Float[Array, " B"]  # probability of the newest node's token
     log_confidence: Float[Array, " B"]  # log confidence of the path to the newest node
-    log_coverage: Float[Array, " B"]  # log of the sum of the level's confidences: that any of its nodes is accepted
+    log_coverage: Float[Array, " B"]  # log of the summed confidences of the level: P(one of its nodes is accepted)
     draft_hidden: Float[Array, "B E"] | None  # hidden state from which the newest node was drafted; None: there is none
     target_hidden: Float[Array, "B D"]  # the target's feature at the last verified position
 
@@ -68,8 +68,8 @@ class Controller(Strategy):
             Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
             (`Method.rule`).
         needs_estimates: it reads `Drafts.log_accept`, which only some heads give (`Drafter.estimates`).
-        goes_plain: rounds in which no row drafts are plain ones: the drafter's first pass is skipped, and verification
-            of a single node is compiled.
+        goes_plain: verification of a single node is compiled, for rounds in which no row drafts. They also skip the
+            drafter's first pass, unless verification reuses it or the drafter copies text.
     """
 
     stops: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class Controller(Strategy):
     def beside_history(self, own_levels: int | None) -> "Controller":
         """The same controller for a head with history, which drafts at most `own_levels` levels (None: any number).
 
-        Levels below are copies of earlier text, which take no pass of the head.
+        Deeper levels are copies of earlier text, and take no pass of the head.
         """
         return self
 

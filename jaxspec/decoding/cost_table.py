@@ -12,8 +12,8 @@ MEASURED = "measured"
 Seconds = tuple[tuple[int, float], ...]  # (number of nodes, seconds), ascending
 Ratios = tuple[tuple[int, float], ...]  # (number of nodes, cost in units of s_t(1)), ascending
 ContextCosts = tuple[int, float, float, tuple[float, ...]]
-"""Costs at one context in units of the first one's s_t(1): its tokens, a round without drafts, a level, and
-verification by size."""
+"""(context in tokens, cost of a round without drafts, of a level, of verification by size), in units of s_t(1) at the
+first context."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,9 +51,9 @@ class CostTable:
         return float(np.interp(width, widths, seconds)) / self.plain
 
     def by_context(self, width: int) -> tuple[ContextCosts, ...]:
-        """The costs at each context, for levels of `width` nodes; none where rounds without drafts were not measured.
+        """The costs at each context, for levels of `width` nodes; empty if any table lacks a round without drafts.
 
-        A longer text never costs less: where it does, that is noise.
+        Costs do not fall as the context grows: a lower measured time counts as noise.
         """
         found, least = [], np.zeros(2 + len(self.verify))
         for table in (self, *self.longer):

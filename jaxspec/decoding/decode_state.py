@@ -45,9 +45,9 @@ class DecodeState:
 
 
 def margin(spec: Speculation) -> int:
-    """Positions past the length that a round may write: the accepted path, and the tokens that a drafter reads again.
+    """Positions past the length that a round may write: the accepted path, and a token that a draft model rereads.
 
-    If positions are split over devices, each device's part of both is rounded up.
+    If positions are split over devices, each device's part is rounded up.
     """
     return spec.builder.depth + 3 + 2 * (split_rows.parts() - 1)
 
@@ -87,8 +87,8 @@ def _with_rounds(arrays: Any, cache_len: int, before: Int[Array, ""]) -> Any:
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     """Writes block[b] to rows[b, start[b]:]. Columns past the new length are never read.
 
-    A block that exceeds the row is not moved: that would overwrite the end of a finished text, whose row may have no
-    room for another round while others go on (`needs_room`).
+    A block that exceeds the row is cut, not shifted as by `dynamic_update_slice`, which would overwrite the end of a
+    finished text: its row may have no room for another round (`needs_room`).
     """
     if backend.loops_over_updates():
         return _choose_block(rows, block, start)

@@ -31,12 +31,12 @@ class Drafts:
     token: Int[Array, "#B #Q C"] | None = None  # ids of the candidates: one list for all, or one per distribution
     hidden: Float[Array, "B Q E"] | None = None  # hidden states that gave the logits; None: the drafter has none
     log_accept: Float[Array, "B Q"] | None = None
-    """Log of the head's own estimate that the first proposed token is accepted, if all before it are; None: none."""
-    mass: Float[Array, "B Q"] | None = None  # without `token`: log of the chance that any of them follows; None: 0
+    """Log of the head's estimate of P(the first proposed token is accepted | all before it are); None: none."""
+    log_mass: Float[Array, "B Q"] | None = None  # without `token`: log of P(a proposed token follows); None: 0
 
 
 def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
-    """values [B Q ...] of the node in one slot of the W: [B ...]."""
+    """The values [B ...] of the node at `slot` of the frontier, from values [B Q ...]."""
     if values.shape[1] == 1:
         return values[:, 0]
     index = slot.reshape(slot.shape + (1,) * (values.ndim - 2))
@@ -44,19 +44,19 @@ def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
 
 
 def log_mass(drafts: Drafts) -> Float[Array, "B Q 1"] | float:
-    """Log of the probability that any of the proposed tokens follows, which is below 0 for a few uncertain ones."""
+    """Log of the probability that one of the proposed tokens follows; below 0 if they leave some to other tokens."""
     if drafts.token is not None:
         return jax.nn.logsumexp(drafts.logits.astype(jnp.float32), axis=-1, keepdims=True)
-    return 0.0 if drafts.mass is None else drafts.mass[..., None]
+    return 0.0 if drafts.log_mass is None else drafts.log_mass[..., None]
 
 
 def log_top(drafts: Drafts, slot: Int[Array, "B 1"]) -> Float[Array, " B"]:
-    """Log of the largest probability in the distribution of one slot of the W, at temperature 1."""
+    """Log of the largest probability after the node at `slot` of the frontier, at temperature 1."""
     given = of_node(drafts.logits, slot).astype(jnp.float32)
     if drafts.token is not None:  # those are log-probabilities
         return given.max(axis=-1)
-    mass = 0.0 if drafts.mass is None else of_node(drafts.mass, slot)
-    return given.max(axis=-1) - jax.nn.logsumexp(given, axis=-1) + mass
+    log_mass = 0.0 if drafts.log_mass is None else of_node(drafts.log_mass, slot)
+    return given.max(axis=-1) - jax.nn.logsumexp(given, axis=-1) + log_mass
 
 
 def for_each(values: Array, width: int) -> Array:
@@ -103,7 +103,7 @@ class HeadShape:
     """The shape of a drafter's weights.
 
     Attributes:
-        model: shape of its decoder layers; its vocabulary is the target's, and mostly its hidden size.
+        model: shape of its decoder layers. Vocabulary and, in most heads, hidden size are the target's.
         settings: its other settings, as JSON values.
     """
 
@@ -114,9 +114,10 @@ class HeadShape:
 class Drafter(Strategy):
     """Proposes continuations of a tree's nodes.
 
-    The calls are `init`, and then in each round `root`, `widen`, any number of `expand`, and `observe`. The state has
-    one pytree structure (with shapes and dtypes) after `init` and every `observe`, and one after `widen` and every
-    `expand`. State of a single round, such as keys and values of its nodes, is None outside of it; `root` adds it.
+    The calls are `init`, `observe` for each chunk of the prompt, and then in each round `root`, `widen`, any number of
+    `expand`, and `observe`. The state has one pytree structure (with shapes and dtypes) after `init` and `observe`, and
+    one after `widen` and `expand`. State of a single round, such as keys and values of its nodes, is None outside of
+    it; `root` adds it.
 
     Attributes:
         rank: order in the choice of the default method: the lowest whose head exists is chosen; None: never.
@@ -210,8 +211,8 @@ class Drafter(Strategy):
 
     @property
     def copies(self) -> bool:
-        """Whether it has `from_history`. Then `root` always runs, and itself skips the pass that no row needs: it
-        drafts for the rows `prefix.unfinished`."""
+        """Whether it overrides `from_history`. Then `root` always runs, drafts for the rows `prefix.unfinished`, and
+        skips the head's pass if none of them needs it."""
         return type(self).from_history is not Drafter.from_history
 
     def target_forward(
@@ -259,7 +260,7 @@ def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]]
     given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
     source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
     old, structure = jax.tree.flatten(state)
-    begins = jax.tree.structure(after) != structure  # the round's first pass adds what is of the round alone
+    begins = jax.tree.structure(after) != structure  # `root` adds the state of a single round
 
     changed = lambda leaves: [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
     zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)

@@ -34,8 +34,8 @@ from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
 
 READ_TOGETHER = 320
-"""Most new tokens of a batch that a drafter reads at once in `observe`, if there are more positions for them: about as
-many as an accelerator computes while it reads the weights."""
+"""Positions of a batch that a drafter reads first in `observe`; the others are often padding. An accelerator computes
+about as many while it reads the weights."""
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
 """Named scopes of the parts of a round in traced and compiled programs: drafting, a level inside it, and verification
@@ -240,8 +240,8 @@ def commit(
 def observe(spec: Speculation, models: Models, drafter: State, committed: Committed) -> State:
     """The drafter's state after a round's tokens.
 
-    In a large batch most positions of a path are often padding, which takes time too. So there the drafter reads a few
-    positions of each row, and the others only if any of them is valid.
+    With a controller that `goes_plain`, most positions of a path are often padding, which costs time in a large batch.
+    There the drafter reads a few positions of each row, and the others only if any is valid.
     """
     batch, width = committed.token.shape
     few = max(1, READ_TOGETHER // batch)

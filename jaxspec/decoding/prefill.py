@@ -178,7 +178,7 @@ def run_group(
     start = jnp.full((batch,), at)
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
     x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_chunk(cache, start, chunk))
-    # The cache is written after all layers have read it. The bits of an absolute value are a non-negative integer.
+    # `after` makes the write wait until all layers have read the cache: a non-negative integer from their output.
     after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
     return x, tuple(inputs[1:]) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
 
@@ -189,7 +189,7 @@ def over_chunk(cache: tuple[kv.KV, ...], start: Int[Array, " B"], chunk: int) ->
     later = over_cache(visible(mask, start, kv.capacity(cache)), cache)
     if not time_grows_with_tokens() or split_rows.parts() > 1:
         return later
-    # Before the first chunk the cache is empty, and a CPU would take as long for its rows as for tokens.
+    # Before the first chunk the cache is empty, and a CPU takes as long for empty rows as for full ones.
     first = over_cache(visible(mask, start, 1), [layer.rows(0, 1) for layer in cache])
     return tuple(Partial(jax.lax.cond, start[0] == 0, *each) for each in zip(first, later, strict=True))
 

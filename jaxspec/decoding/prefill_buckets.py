@@ -31,7 +31,7 @@ def cache_len_needed(spec: Speculation, requests: Sequence[Request], chunk: int)
 def cache_len_for_all(spec: Speculation, first: Sequence[Request], later: Sequence[Request]) -> int:
     """Length of the first cache if later requests refill the rows of the first ones.
 
-    They are rounded up to eighths of a power of two, not to a power of two: one program decodes all requests, and
+    It is rounded up to eighths of a power of two, not to a power of two: one program decodes all requests, and
     attention on a CPU reads every position.
     """
     everybody = [*first, *later]
@@ -43,8 +43,8 @@ def cache_len_for_all(spec: Speculation, first: Sequence[Request], later: Sequen
 def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> tuple[tuple[int, ...], int]:
     """Chunk sizes, and length of the cache, for prompts that are prefilled one by one between rounds of `batch` rows.
 
-    The other rows wait for one chunk at a time. The rest of a prompt is read in chunks of the second size, if there is
-    one.
+    The other rows wait for one chunk at a time. If half a chunk or less is left of a prompt, it is read in chunks of
+    the second size, if there is one.
 
     A chunk takes no longer than about two rounds. On an accelerator, a chunk and a round each read the weights once. On
     a CPU the number of tokens decides. There a chunk has at most 4 tokens for each node that a round verifies, plus 32:
@@ -74,7 +74,7 @@ def chunk_for(longest: int, chunks: Sequence[int]) -> int:
 def accelerator_chunk(longest: int, batch: int) -> int:
     """Tokens per chunk on an accelerator: twice the largest size if the batch is small and a prompt is long.
 
-    Then weights are read half as often, and padding is at most an eighth. By the estimates of a TPU's compiler, a chunk
+    Then weights are read half as often, and padding is at most a fifth. By the estimates of a TPU's compiler, a chunk
     of 1,024 reads one prompt of 8k tokens at 45 % of peak, one of 512 at 40 %. For eight prompts it is the other way
     round, because the norms' inputs and outputs no longer fit into fast memory.
     """

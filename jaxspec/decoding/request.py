@@ -26,7 +26,7 @@ class SamplingParams:
             "temperature": number("temperature", self.temperature),
             "top_p": number("top_p", self.top_p),
             "top_k": integer("top_k", self.top_k),
-            "seed": integer("seed", self.seed, -(2**31), 2**32 - 1),  # of others, JAX's keys would keep 32 bits
+            "seed": integer("seed", self.seed, -(2**31), 2**32 - 1),  # JAX cuts other seeds to 32 bits
         }
         for name, value in checked.items():  # NumPy scalars become Python's
             object.__setattr__(self, name, value)

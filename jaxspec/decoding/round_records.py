@@ -15,7 +15,7 @@ from jaxspec.decoding.tree import DraftTree, levels
 
 @chex.dataclass(frozen=True)
 class RoundCounts:
-    """Counts of rounds. A round that EOS or the budget cuts short counts up to the cut. Finished rows count 0.
+    """Counts of rounds. A cut by EOS or the budget limits `committed`, `accepted`, `levels` only. Finished rows are 0.
 
     The axes are [B] for one round, [B R] for a generation on the device, [rounds] for a text on the host.
 
@@ -46,7 +46,7 @@ def count_round(
 ) -> RoundCounts:
     """The counts of one round that committed `count` tokens.
 
-    If the round was cut inside the accepted path, deeper levels do not count.
+    If the round was cut inside the accepted path, `levels` excludes deeper levels; nodes are counted in full.
     """
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
@@ -113,7 +113,7 @@ def columns(counts: RoundCounts) -> dict[str, np.ndarray]:
 
 
 def join(several: Sequence[RoundCounts]) -> RoundCounts:
-    """The rounds of several texts, those in which a row was done left out."""
+    """The rounds of several texts, without those after a text's end."""
     texts = [columns(one) for one in several]
     whole = {name: np.concatenate([np.zeros(0, int), *(text[name] for text in texts)]) for name in FIELDS}
     live = whole["committed"] > 0
@@ -121,7 +121,7 @@ def join(several: Sequence[RoundCounts]) -> RoundCounts:
 
 
 def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
-    """The rounds of the first `tokens` tokens; the last round is cut to fit, except its `uncut`.
+    """The rounds of the first `tokens` tokens; the last round's `committed`, `accepted`, `levels` are cut.
 
     Prefill gives the first token, so no round counts for it.
     """

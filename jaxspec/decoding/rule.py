@@ -5,7 +5,7 @@ A rule defines both parts, so that no builder can combine a proposal with a veri
 | rule | children of a node | the target accepts |
 |---|---|---|
 | Greedy | the top k | the child that equals its argmax |
-| GumbelCoupling | the top k by log q + g; may be pruned by anything | the child that equals its argmax of log p + g |
+| GumbelCoupling | the top k by log q + g; any of them may be pruned | the child that equals its argmax of log p + g |
 | RejectionSampling | k draws without replacement; none may be dropped | min(1, p/q), else the residual max(0, p - q) |
 """
 
@@ -59,7 +59,7 @@ class Rule(abc.ABC):
     """A way to propose children and the matching way to verify them, which together are lossless."""
 
     keeps_probs: ClassVar[bool]  # whether verification needs the draft distribution q
-    may_prune: ClassVar[bool]  # whether nodes may be dropped by their own value before verification
+    may_prune: ClassVar[bool]  # whether nodes may be dropped by their confidence before verification
 
     def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
         """The distribution q that `propose` samples from, over the drafts' candidates. Called only if `keeps_probs`."""

@@ -127,8 +127,8 @@ def threshold(
 ) -> Float[Array, "*B 1"]:
     """The largest of the values such that the weights of all values not below it sum to at least `enough`.
 
-    NaN if the sum of all weights is less. The threshold is found digit by digit, from the highest. Each pass over the
-    values computes the sum of weights above each candidate for the next digit. Rounded sums of non-negative weights
+    NaN if the sum of all weights is less. The threshold is found digit by digit, from the highest. Each pass sums the
+    weights of the values at or above each candidate for the next digit. Rounded sums of non-negative weights
     never decrease when a weight is added, so the threshold is unique despite rounding.
     """
     places = ordered(values)

@@ -16,8 +16,8 @@ class Speculation:
     """A complete method as a static value. The loop is compiled once for each.
 
     Attributes:
-        tree_sizes: sizes for which verification is compiled, as far as they are below the tree's. Each round uses the
-            smallest that holds its live nodes.
+        tree_sizes: sizes for which verification is compiled, besides the tree's own: those up to 3/4 of it. Each round
+            uses the smallest that holds its live nodes.
         log_probs: store log p(token) of the output under the target's own distribution (temperature 1).
         record: store every round's tree and verdict.
     """
@@ -34,7 +34,8 @@ class Speculation:
     def verify_sizes(self) -> tuple[int, ...]:
         """The sizes for which verification is compiled; a single one if all trees have the same size.
 
-        A drafter that may abstain drafts most chains whole or not at all, so only the smallest size is compiled too.
+        Of a drafter that may abstain, most chains are whole or empty, so of smaller sizes only the smallest is
+        compiled.
         """
         steps = self.tree_sizes if self.controller.stops or self.builder.varies else ()
         if not steps and self.drafter.abstains:

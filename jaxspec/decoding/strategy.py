@@ -71,7 +71,7 @@ class CostAware(Strategy):
     contexts: tuple[ContextCosts, ...] = ()
     """Measured costs, from which `at_context` interpolates; none: `cost` and `verify` hold at every context."""
     idle: Any = None
-    """The cost of a round that drafts nothing, after `at_context`; None: that of a level and one node."""
+    """The cost of a round that drafts nothing, after `at_context`; None: it was not measured."""
     own_levels: int | None = None
     """As in `Controller.beside_history`."""
 

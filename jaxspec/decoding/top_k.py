@@ -28,7 +28,7 @@ def _turned(bits: Int[Array, "*B V"]) -> Int[Array, "*B V"]:
 
 GROUP = 128  # values in a group
 FEW = 8192  # with fewer values, sorting is faster on a CPU
-ROUNDS = 16  # largest count for which a TPU finds the values one after the other
+PASSES = 16  # largest count for which a TPU finds the values one after the other
 COMPARED = 256  # largest number of values of which a TPU compares each with each
 
 Found = tuple[Shaped[Array, "*B C"], Int[Array, "*B C"]]  # the values, and their indices
@@ -58,8 +58,8 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
     size = values.shape[-1]
     if backend.sorts_slowly() and count > 1 and size <= COMPARED:
         return _by_rank(values, count)
-    if backend.sorts_slowly() and count <= ROUNDS:
-        return _by_rounds(values, count)
+    if backend.sorts_slowly() and count <= PASSES:
+        return _by_passes(values, count)
     # On one device XLA has a fast selection for matrices only. On a mesh no axes are merged: several may be sharded.
     rows = values.reshape(-1, size) if jax.sharding.get_abstract_mesh().empty else values
     found, place = _by_groups(rows, count) if _many(size, count) else jax.lax.top_k(rows, count)
@@ -72,7 +72,7 @@ def _many(size: int, count: int) -> bool:
     return size >= FEW and size % GROUP == 0 and size >= count * GROUP
 
 
-def _by_rounds(values: Shaped[Array, "*B V"], count: int) -> Found:
+def _by_passes(values: Shaped[Array, "*B V"], count: int) -> Found:
     """Finds the largest value, then the largest of the others, and so on. A TPU is slow at sorting.
 
     By its compiler's estimate a v5e takes 214 µs for 160 times ten of 8,016 values. A bitonic sort has 91 passes.

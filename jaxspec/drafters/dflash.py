@@ -9,7 +9,7 @@ The context is normalised once and is the same in all layers. A layer applies on
 without its input norm. The root has no feature yet, so it is part of the block and not of the context.
 
 `DflashOptions` has what differs between published kinds: the row at a position drafts that position's token (DFlash) or
-the next one (DSpark, arXiv:2607.05147, whose heads call it sampling from the anchor); the block is bidirectional or
+the next one (DSpark, arXiv:2607.05147: `sample_from_anchor` in its configs); the block is bidirectional or
 causal (JetSpec, arXiv:2606.18394); a Markov term corrects the marginals for the token before, and a confidence head
 estimates whether the next draft is accepted (both DSpark).
 """
@@ -54,7 +54,7 @@ class DflashOptions:
     markov_rank: int = 0  # rank of its Markov term; 0: it has none
     anchor: bool = False  # each row drafts the token after its position, so the root's row drafts too
     causal: tuple[bool, ...] = ()  # by layer: a row sees only the rows of its block up to itself; empty: no layer
-    windows: tuple[int, ...] = ()  # by layer: positions that a row sees, its own included; 0: all; empty: all, always
+    windows: tuple[int, ...] = ()  # by layer: positions that a row sees, its own included; 0: all; empty: no windows
     confidence: Literal["none", "hidden", "markov"] = "none"
     """What its confidence head reads: the row's hidden state, with `markov` also the Markov embedding of the token."""
     temperatures: tuple[float, ...] = ()  # by level: divisors of the confidence head's logits; empty: 1, uncalibrated
@@ -167,7 +167,7 @@ class DflashHead(nnx.Module):
     def __call__(
         self, target: Llama, tokens: Int[Array, "B W"], angles: Angles, attends: Sequence[Attend]
     ) -> Float[Array, "B W D"]:
-        """The LM head's input at each row of blocks of tokens. In each layer a row `attends` to its block and to the
+        """The LM head's input at each row of the blocks. `attends` has each layer's attention to the block and the
         context."""
         x, _, _ = run_layers(self.layers, target.embed(tokens, self.embedding), angles, attends)
         return constrain(self.norm(x), *STREAM)
@@ -176,11 +176,11 @@ class DflashHead(nnx.Module):
         """Logits of the tokens that the head can draft, float32, without the Markov term."""
         return target.logits(hidden, self.lm_head)
 
-    def drafting(self, hidden: Float[Array, "*B rows D"]) -> Float[Array, "*B levels D"]:
+    def drafting_rows(self, hidden: Float[Array, "*B rows D"]) -> Float[Array, "*B levels D"]:
         """The rows of blocks that draft: all of them, or all but the root's."""
         return hidden if self.options.anchor else hidden[..., 1:, :]
 
-    def accepted(
+    def acceptance_odds(
         self, hidden: Float[Array, "B #W D"], token: Int[Array, "B W"], level: Int[Array, ""] | int | None = None
     ) -> Float[Array, "B W"] | None:
         """The log-odds that the draft after each token is accepted, calibrated if a `level` is given.
@@ -226,7 +226,7 @@ def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, 
 
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
     logits, hidden = at(state.logits), at(state.hidden)
-    odds = head.accepted(hidden, token, level)
+    odds = head.acceptance_odds(hidden, token, level)
     if head.markov is not None:
         logits = logits + head.markov(token)
         hidden = for_each(hidden, token.shape[1])
@@ -359,7 +359,7 @@ class Dflash(Drafter):
 
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
         new = models.draft.context(committed.taps, committed.position)
-        # The context depends on the verdict, and so on the reads of the cache.
+        # As in `kv.append`: computed from the verdict, so the write waits for the cache's reads.
         after = committed.taps[0][:, 0].argmax(-1)
         windows, cache = models.draft.windows, list(state.cache)
         for ring in (False, True):
@@ -377,7 +377,7 @@ class Dflash(Drafter):
         width, before = min(self.block - head.options.anchor, head.options.block), prefix.length - 1
         place = before[:, None] + jnp.arange(width)
         tokens, attends = head.masked_block(tree.token[:, 0], width), over_block(head, state.cache, before, place)
-        hidden = head.drafting(head(models.target, tokens, rotary(head.config, place), attends))
+        hidden = head.drafting_rows(head(models.target, tokens, rotary(head.config, place), attends))
         drafted = dataclasses.replace(state, logits=head.logits(models.target, hidden), hidden=hidden)
         return of_level(head, drafted, 0, tree.token[:, :1]), drafted
 

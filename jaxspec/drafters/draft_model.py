@@ -1,7 +1,7 @@
 """A smaller LLaMA with the target's tokens as drafter (Leviathan et al., arXiv:2211.17192).
 
-Its vocabulary may be padded to another size than the target's. It then drafts the ids that both have, and reads the
-target's ids beyond its embedding as its last row.
+Its vocabulary may be padded to another size than the target's. It then drafts the ids that both have, and embeds
+target ids past its table as the table's last row.
 """
 
 import dataclasses

@@ -67,7 +67,7 @@ class EagleHead(nnx.Module):
         return out.astype(features.dtype), kept
 
     def fuse(self, target: Llama, tokens: Int[Array, "B W"], features: Float[Array, "B W D"]) -> Float[Array, "B W D"]:
-        """The input of the layer: fc of [embedding of the token ; feature before it]; without fc, one of the two."""
+        """The input of the layer: fc of [embedding of the token ; feature]; without fc, one of the two."""
         if self.inputs == "feature":
             return features
         token = target.embed(tokens, self.embedding).astype(features.dtype)

@@ -97,8 +97,8 @@ class Eagle3Head(nnx.Module):
         """Ids of the draft vocabulary, ascending, int32 [Vd]."""
         return draft_vocabulary.ids_of(self.options.draft_vocabulary, self.config.vocab_size)
 
-    def fuse(self, taps: tuple[Float[Array, "B T E"], ...]) -> Float[Array, "B T D"]:
-        """The fused feature: fc of the target's hidden states (width E), in order."""
+    def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T E"]:
+        """The fused feature: fc of the target's hidden states (width D), in order."""
         if self.options.tap_norm == "each":
             taps = tuple(norm(tap) for norm, tap in zip(self.tap_norms, taps, strict=True))
         joined = constrain(jnp.concatenate(taps, axis=-1), *STREAM)
@@ -136,7 +136,7 @@ class Eagle3Head(nnx.Module):
 
 
 def narrowed(layer: LlamaConfig, width: int) -> LlamaConfig:
-    """The shape of a layer, scaled to another width: as wide heads of attention, but another number of them.
+    """The shape of a layer, scaled to another width: attention heads keep their width, their number changes.
 
     Raises ValueError if the width is not a multiple of a KV group's.
     """

@@ -35,9 +35,9 @@ class PairState:
 class PairDrafter(Drafter):
     """Drafts with a head that predicts the next feature from a pair.
 
-    The head is called with (target, tokens, features, angles, attend), and returns features and what `attend` keeps. It
-    has `logits` for features, a mask `draft_vocabulary`, `shifted`: a pair has the token after the feature's token; and
-    `window`, the positions that a pair sees, its own included (0: all).
+    The head maps (target, tokens, features, angles, attend) to features and what `attend` keeps. It has `logits`;
+    `draft_vocabulary`, a mask or None; `shifted`: whether a pair has the token after the feature's; and `window`: the
+    positions that a pair sees, its own included (0: all).
     """
 
     @abc.abstractmethod

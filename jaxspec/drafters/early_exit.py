@@ -53,7 +53,7 @@ class EarlyExitHead(nnx.Module):
     def __call__(
         self, x: Float[Array, "B W D"], angles: Angles, attends: Sequence[Attend]
     ) -> tuple[Float[Array, "B W C"], Float[Array, "B W D"], tuple[Any, ...]]:
-        """Logits (float32, Eq. 1) from the first layers' output, their hidden states, and what attention keeps."""
+        """Logits (float32, Eq. 1), the hidden states that gave them, and what attention keeps."""
         x, kept, _ = run_layers(self.layers, x, angles, attends)
         hidden = self.norm(x)
         return self.lm_head(hidden), hidden, kept
@@ -120,7 +120,7 @@ class EarlyExit(Drafter):
         seen = visible(causal_mask(*committed.token.shape), committed.start, kv.capacity(state.cache))
         (x,), angles, *layers, last = committed.taps, rotary(head.config, committed.position), *head.layers
         x, new, _ = run_layers(layers, x, angles, over_cache(seen, state.cache[:-1]))
-        new = (*new, last.keys_and_values(x, angles))  # of the last exit layer nothing else is needed
+        new = (*new, last.keys_and_values(x, angles))  # the last exit layer's output is not needed
         return EarlyExitState(cache=kv.append(state.cache, new, committed.start, after=x[:, 0].argmax(-1)))
 
     def root(

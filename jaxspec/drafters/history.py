@@ -3,9 +3,9 @@
 After SAM decoding (arXiv:2411.10666) and hybrid suffix decoding (arXiv:2411.04975), which search on the host. Here the
 search is one comparison of the whole text with its end, inside the loop.
 
-This is sound under every verification rule. What a row copies or raises depends only on its own text and rounds, and it
-is part of the logits that children are drawn from. Rejection sampling stores exactly these as q. Gumbel coupling and
-greedy decoding need no q.
+This is lossless under every rule. What a row copies, and which probabilities it raises, depends only on its own text
+and rounds, and is part of the logits that children are drawn from. Rejection sampling stores these as q; Gumbel
+coupling and greedy decoding need no q.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class HistoryState:
 
     head: State
     ahead: Continuation | None  # the earlier continuation of the text; None outside drafting
-    alone: MatchState  # success of matches, whoever drafted
+    matches: MatchState  # success of all matches, in copies and behind the head's drafts
     against: MatchState  # success of matches for which the head preferred another token after the root
     head_rounds: Float[Array, " B"]  # number of rounds that the head drafted
     accepted: Float[Array, " B"]  # number of drafts accepted in those rounds
@@ -55,8 +55,8 @@ class WithHistory(Drafter):
     """Copies earlier text if at least `history` of the last tokens match it; otherwise drafts with the head.
 
     A copy is a chain: each token is the only child of the one before. Its confidence is the estimated probability that
-    it follows. A row copies only if it expects as many accepted drafts from that, by the success of matches in its
-    text, as the head had on average.
+    it follows. A row copies only if the expected number of accepted drafts, by the success of matches in its text,
+    is at least the head's average, shrunk towards 0 in the first rounds.
 
     If a row does not copy, the head drafts, but the match raises probabilities: at nodes that continue like the earlier
     text, the earlier next token gets at least the rate at which such matches were right in this text when the head
@@ -84,7 +84,7 @@ class WithHistory(Drafter):
         return HistoryState(
             head=self.head.init(models, batch, cache_len),
             ahead=None,
-            alone=suffix_match.unmatched(batch, LONGEST),
+            matches=suffix_match.unmatched(batch, LONGEST),
             against=suffix_match.unmatched(batch, LONGEST),
             head_rounds=jnp.zeros(batch),
             accepted=jnp.zeros(batch),
@@ -103,7 +103,7 @@ class WithHistory(Drafter):
             head=self.head.observe(models, state.head, committed),
             ahead=None,
             drafted=jnp.zeros_like(state.drafted),
-            alone=suffix_match.learn(state.alone, committed.next_token, committed.count),
+            matches=suffix_match.learn(state.matches, committed.next_token, committed.count),
             against=suffix_match.learn(state.against, committed.next_token, committed.count),
             head_rounds=state.head_rounds + drafted,
             accepted=state.accepted + jnp.where(drafted, committed.count - 1, 0),
@@ -119,11 +119,11 @@ class WithHistory(Drafter):
         frontier = root_frontier(batch)
         if prefix.unfinished is not None:
             frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
-        copied = (ahead.matched >= self.history) & (worth(state.alone, ahead.matched, self.depth) >= usual)
+        copied = (ahead.matched >= self.history) & (worth(state.matches, ahead.matched, self.depth) >= usual)
         begun = dataclasses.replace(
             state,
             ahead=ahead,
-            alone=dataclasses.replace(state.alone, ahead=ahead),
+            matches=dataclasses.replace(state.matches, ahead=ahead),
             copied=copied,
             drafted=frontier.live[:, 0] & ~copied,
             skipped=jnp.zeros_like(state.skipped),
@@ -190,7 +190,7 @@ def combine(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Dr
     assert ahead is not None, "root comes before expand"
     matched = jnp.where(ahead.matched > 0, ahead.matched + frontier.level, 0)
     against = suffix_match.chance(state.against, matched, AGAINST_THE_HEAD)
-    chance = jnp.where(state.copied, suffix_match.chance(state.alone, matched), against)[:, None]
+    chance = jnp.where(state.copied, suffix_match.chance(state.matches, matched), against)[:, None]
     chance = jnp.where(repeats(tree, frontier, ahead), chance, 0.0)
     follows = jax.lax.dynamic_index_in_dim(ahead.token, frontier.level, axis=1)
     return with_copies(drafts, jnp.broadcast_to(follows, chance.shape), chance, state.copied)
@@ -220,20 +220,20 @@ def with_copies(
     before = jnp.exp(jnp.where(own, log_prob, -jnp.inf).max(axis=-1))
     raised = (chance > before)[..., None]
     if drafts.token is not None:
-        likeliest = argmax(jnp.where(own, jnp.maximum(logits, LEAST), -jnp.inf))  # an id that pads may come again
+        likeliest = argmax(jnp.where(own, jnp.maximum(logits, LEAST), -jnp.inf))  # padding may repeat an id
         own = jnp.arange(count) == jnp.where(own.any(axis=-1), likeliest, count - 1)[..., None]
     less, weight = (jnp.log1p(-chance) - jnp.log1p(-before))[..., None], jnp.log(chance)[..., None]
     copied = jnp.broadcast_to(copied[:, None, None], raised.shape)
     more = jnp.where(own, weight, jnp.where(copied, -jnp.inf, log_prob + less))
     alone = copied | jnp.isneginf(log_prob).all(axis=-1, keepdims=True)
     log_accept = drafts.log_accept
-    if log_accept is not None:  # of the first choice, which `token` may have become
+    if log_accept is not None:  # it belongs to the most probable draft, now perhaps `token`
         own_draft = for_each(log_accept, width) + less[..., 0]
         log_accept = jnp.where((raised | copied)[..., 0], jnp.maximum(weight[..., 0], own_draft), log_accept)
     return Drafts(
         logits=jnp.where(raised | copied, more, logits),
         log_accept=log_accept,
-        mass=jnp.where(alone, weight, 0.0)[..., 0] if drafts.token is None else None,
+        log_mass=jnp.where(alone, weight, 0.0)[..., 0] if drafts.token is None else None,
         token=None if drafts.token is None else jnp.where(own & (raised | copied), token[..., None], ids),
         hidden=None if drafts.hidden is None else for_each(drafts.hidden, width),
     )

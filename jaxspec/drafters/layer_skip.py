@@ -116,7 +116,7 @@ def draft(
     attends: Sequence[Attend],
     nodes: Sequence[Any],
 ) -> tuple[Float[Array, "B W D"], tuple[Any, ...]]:
-    """The features that the target drafts from when it skips some blocks, and what the attention of each layer keeps.
+    """The target's features if it skips some blocks, and what the attention of each layer keeps.
 
     Args:
         blocks: the target itself, or the trained blocks that draft in its place.

@@ -81,7 +81,7 @@ def path_ends(
     """The last tokens of each node's path, last first: drafted ones, then `committed`, which starts with the root."""
     place = jnp.arange(committed.shape[-1])
     drafted = take(tree.depth, node)[..., None]
-    back = drafted - tree.depth[:, None]  # [B, W, N]: levels from each node of the tree up to this one
+    back = drafted - tree.depth[:, None]  # [B, W, N]: depth of node w minus that of each tree node
     on_path = jnp.take_along_axis(tree.ancestors, node[..., None], axis=1)
     here = on_path[..., None] & (back[..., None] == place)
     own = jnp.where(here, tree.token[:, None, :, None], 0).sum(axis=2)

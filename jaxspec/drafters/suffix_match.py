@@ -26,14 +26,14 @@ class MatchState:
     """For matches of 1, 2, … tokens: how often the text continued as before; and this round's guess."""
 
     compared: Int[Array, "B matched"]  # number of comparisons, by match length
-    came: Int[Array, "B matched"]  # number of them in which the same token followed
+    followed: Int[Array, "B matched"]  # number of them in which the same token followed
     ahead: Continuation | None = None  # the guess; None outside drafting
 
 
 def unmatched(batch: int, longest: int) -> MatchState:
     """Initial state of `batch` sequences, for matches of up to `longest` tokens."""
     none = jnp.zeros((batch, longest), jnp.int32)
-    return MatchState(compared=none, came=none)
+    return MatchState(compared=none, followed=none)
 
 
 def last_tokens(text: Int[Array, "B S"], length: Int[Array, " B"], count: int) -> Int[Array, "B 1 count"]:
@@ -82,9 +82,9 @@ def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -
 
     It is the rate in this text so far, with `share * expectation` as prior.
     """
-    longest = state.came.shape[1]
+    longest = state.followed.shape[1]
     expected = share * expectation(jnp.arange(1, longest + 1))
-    rate = (state.came + TRUST * expected) / (state.compared + TRUST)
+    rate = (state.followed + TRUST * expected) / (state.compared + TRUST)
     flat = matched.reshape(len(matched), -1)
     found = jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0)
     return found.reshape(matched.shape)
@@ -103,14 +103,14 @@ def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " 
     guess = state.ahead
     if guess is None:
         return state
-    most, longest = min(next_token.shape[1], guess.token.shape[1]), state.came.shape[1]
+    most, longest = min(next_token.shape[1], guess.token.shape[1]), state.followed.shape[1]
     place = jnp.arange(most)
-    came = (next_token[:, :most] == guess.token[:, :most]) & (place < count[:, None])
-    before = jnp.cumprod(jnp.pad(came, [(0, 0), (1, 0)], constant_values=1), axis=1)  # whether all earlier tokens came
+    followed = (next_token[:, :most] == guess.token[:, :most]) & (place < count[:, None])
+    before = jnp.cumprod(jnp.pad(followed, [(0, 0), (1, 0)], constant_values=1), axis=1)  # all earlier ones did
     compared = (before[:, :-1] > 0) & (place < count[:, None]) & (guess.matched > 0)[:, None]
     bucket = jnp.minimum(guess.matched[:, None] + place, longest)
     here = bucket[..., None] == jnp.arange(1, longest + 1)
     add = lambda total, which: total + (here & which[..., None]).sum(axis=1, dtype=jnp.int32)
     return dataclasses.replace(
-        state, compared=add(state.compared, compared), came=add(state.came, compared & came), ahead=None
+        state, compared=add(state.compared, compared), followed=add(state.followed, compared & followed), ahead=None
     )

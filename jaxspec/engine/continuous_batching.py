@@ -1,4 +1,4 @@
-"""Continuous batching, the driver of all decoding: prompts are prefilled meanwhile, and take the rows of finished
+"""Continuous batching, which all decoding uses: prompts are prefilled during decoding, and take the rows of finished
 texts."""
 
 import contextlib
@@ -188,8 +188,8 @@ def decode(
         silent: as for `Session.finish_compiling`.
 
     Yields:
-        Before each call of the loop, and at the end: (index of the request, result) of the texts that are finished
-        since. Between two yields, `session.texts` are the others.
+        Before each call of the loop, and at the end: (index of the request, result) of the texts that finished since
+        the last yield. Between two yields, `session.texts` are the others.
     """
     session = queue.session
     rounds = min(rounds, BETWEEN_STOPS if stops else UNLIMITED)
@@ -211,8 +211,8 @@ def decode(
 def snapshots(session: Session, stops: StopStrings, rounds: int) -> Iterator[tuple[Generation, bool]]:
     """Decodes a new session of one request. Yields its result so far, every `rounds` rounds, and whether it is final.
 
-    The first one has the token from prefill. The loop may still be compiled then, which is printed before on stderr, so
-    that no progress is shown in the middle of the text.
+    The first result has the token from prefill. If the loop still compiles then, stderr gets one message before the
+    text, and no progress within it.
     """
     session.announce()
     for ended in decode(PrefillQueue(session), stops, rounds, silent=True):

@@ -35,7 +35,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     """The fastest method where `jaxspec calibrate --all` has kept the speeds of this checkpoint on this device.
 
     Otherwise the trained head that comes first in the order of preference, with the `method` of its config.json if
-    there is one; or prompt lookup. Several processes take that of the first.
+    there is one; or prompt lookup. All processes use the first one's choice.
 
     Args:
         dtype, device: as in `CostKey`.
@@ -62,7 +62,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
     method = named_by_head(path, default_method(heads))
-    with contextlib.suppress(CheckpointError):  # loading the head says what is wrong with it
+    with contextlib.suppress(CheckpointError):  # loading the head raises it again
         method = fitted(path, method)
     return Default(method, f"first in the order of preference; {found['missing']}")
 

@@ -19,7 +19,7 @@ from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Jobs, Program, compilations, label_of, program_of
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
-from jaxspec.engine.stop_strings import StopStrings, Unfinished
+from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import compile_all
@@ -31,12 +31,12 @@ TOGETHER = 8  # the default batch size
 
 
 class Engine:
-    """A target with a method. It generates the text of plain decoding, but faster.
+    """A target with a method. Greedy text equals plain decoding's; sampled text has its distribution.
 
     Args:
         model: a loaded checkpoint, or the path of one.
         method: such as `ngram+chain,length=6`. None: the fastest by `jaxspec calibrate --all` if that was run on this
-            device, otherwise the first trained head in the order of preference (`default_method.py`).
+            device, otherwise the preferred trained head, or prompt lookup without any (`default_method.py`).
         dtype: float32, bfloat16 or float16, if `model` is a path.
         mesh: from `jaxspec.make_mesh`, if `model` is a path. None: one device.
         quantize: int8 or int4 weights for the target, if `model` is a path. None: as on disk.
@@ -98,11 +98,11 @@ class Engine:
         """An engine whose method has the measured costs of this device, if it needs them.
 
         They come from the table that `jaxspec calibrate` stores for this batch size. If there is none, it is measured
-        first, and stderr says so. Without a method, stderr says which one is taken and why. The arguments are those of
+        first, with a message on stderr, as for the choice of a default method. The arguments are those of
         `Engine` without `costs`; `loading` is dtype, mesh and quantize.
 
         Args:
-            batch_size: number of prompts decoded together. Larger batches pay for fewer drafts. Other batch sizes can
+            batch_size: number of prompts decoded together. In larger batches fewer drafts pay. Other batch sizes can
                 be decoded too, but with the decisions for this one.
         """
         compilation.keep_compilations()
@@ -207,16 +207,16 @@ class Engine:
         """Yields the text of one prompt during decoding, every `rounds` rounds; `settings` are those of `generate`."""
         rounds = integer("rounds", rounds, 1)
         (request,) = self.requests([prompt], **settings)
-        stops, unfinished = StopStrings(stop, self.model.tokenizer), Unfinished(self.model.tokenizer)
+        stops, shown = StopStrings(stop, self.model.tokenizer), ShownText(self.model.tokenizer)
         for found, final in snapshots(self.session([request]), stops, rounds):
-            yield from unfinished.more(found.text, final=final, hold=stops.longest)
+            yield from shown.more(found.text, final=final, hold=stops.longest)
 
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
         """Compiles what `generate` needs for `batch_size` prompts up to this length, before the first call.
 
-        More prompts than `batch_size` need two more programs, whose shapes depend on all prompts; see `compile`.
+        More prompts than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`.
 
         Raises:
             ValueError: prompt and text exceed the model's context.

@@ -22,11 +22,11 @@ class CachedPrefix:
 
     Attributes:
         tokens: the tokens read, and the next one, which some drafters read too.
-        read: the target's cache and the drafter's state, with one row for each part of the batch.
+        state: the target's cache and the drafter's state, with one row for each part of the batch.
     """
 
     tokens: list[int]
-    read: tuple[Any, Any]
+    state: tuple[Any, Any]
 
     @property
     def position(self) -> int:
@@ -45,7 +45,7 @@ def kept(state: DecodeState, tokens: Sequence[int], position: int) -> CachedPref
 
 def go_on(state: DecodeState, prefix: CachedPrefix) -> DecodeState:
     """A state before prefill, as if it had read the prefix. The prefix itself stays usable."""
-    cache, drafter = copied(prefix.read)
+    cache, drafter = copied(prefix.state)
     return dataclasses.replace(state, cache=cache, drafter=drafter)
 
 
@@ -126,6 +126,6 @@ class PromptMemory:
 
 
 def _enlarged(program: Program, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
-    (cache, state), drafter = prefix.read, program.spec.drafter
+    (cache, state), drafter = prefix.state, program.spec.drafter
     read = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
     return dataclasses.replace(prefix, read=read)

@@ -65,7 +65,7 @@ def scores(
         if not context or not 0 < len(continuation) <= room:
             raise ValueError(
                 f"text {place} has a context of {len(context)} tokens and a continuation of {len(continuation)}; "
-                f"a score needs one of each, and a continuation of at most {room}, the positions that it may have"
+                f"a score needs at least one token of each, and a continuation of at most {room} tokens"
             )
         alike[tuple([*context, *continuation][-room - 1 : -1])].append(place)
     groups = sorted(alike.items(), key=lambda group: len(group[0]), reverse=True)

@@ -59,7 +59,7 @@ def text_of(tokenizer: Any, tokens: list[int], before: list[int]) -> str:
     return "" if tokenizer is None else tokenizer.decode_after(before, tokens)
 
 
-class Unfinished:
+class ShownText:
     """The part of a growing text that can be shown: no partial character, and no possible start of a stop string."""
 
     def __init__(self, tokenizer: Any):

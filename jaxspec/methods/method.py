@@ -31,7 +31,7 @@ class Method:
     """A method, resolved: the strategies with all their settings.
 
     Attributes:
-        builder: a chain of 4 where none is given.
+        builder: the default is a chain of 4; `parse_method` has others.
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
         history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them
             instead of the head's tokens. 0: off. Only for drafters with a head.
@@ -46,7 +46,7 @@ class Method:
     def __post_init__(self) -> None:
         integer(f"{self.drafter.name}: {HISTORY}", self.history, 0, LONGEST_MATCH)
         if self.history and not self.drafter.has_head:
-            raise ValueError(f"{self.drafter.name} has no head for history to stand beside; leave {HISTORY}= out")
+            raise ValueError(f"{self.drafter.name} has no head, which history needs; leave {HISTORY}= out")
         if (nodes := self.builder.size - 1) > MOST:
             raise ValueError(
                 f"{self.builder.name}: with these settings it drafts up to {nodes} nodes, and the limit is {MOST}"
@@ -64,7 +64,7 @@ class Method:
 
     @property
     def needs_costs(self) -> bool:
-        """Whether some part decides by costs that it was not given."""
+        """Whether a part needs measured costs."""
         return any(part.needs_costs for part in (self.drafter, self.builder, self.controller))
 
     def with_costs(self, table: CostTable) -> "Method":
@@ -75,8 +75,8 @@ class Method:
     def fitted(self, draft: Any) -> "Method":
         """The same method, with settings reduced to what the drafter's weights allow.
 
-        A chain is cut to the block that the drafter drafts at once. With history only a chain of the whole block, the
-        default, is cut: copies have any other length that is given. Raises ValueError if the controller needs an output
+        A chain is cut to the head's block. With history only the default chain is cut, because copies can be longer
+        than a block: an explicit length is kept. Raises ValueError if the controller needs an output
         that the weights do not have.
         """
         if self.controller.needs_estimates and not self.drafter.estimates(draft):
@@ -94,7 +94,7 @@ class Method:
 
     @property
     def priced(self) -> CostAware | None:
-        """The part with the costs of whole rounds, by which rounds are plain where drafting does not pay."""
+        """The part with the costs of rounds, which `PlainRounds` needs to stop drafting where it does not pay."""
         return next((part for part in (self.controller, self.builder) if isinstance(part, CostAware)), None)
 
     def rule(self, greedy: bool) -> Rule:
@@ -141,7 +141,7 @@ def register(kind: type[S]) -> type[S]:
 def parse_method(text: str) -> Method:
     """Reads a method such as `draft-model@small+chain,length=5+fixed`.
 
-    Raises ValueError, listing the sound ones, for an unknown name or setting or parts that do not go together.
+    Raises ValueError, with the valid ones, for an unknown name or setting, or parts that do not go together.
     """
     first, *others = text.strip().split("+")
     name, *settings = first.split(",")

@@ -27,7 +27,7 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
 
 
 def read_value(field: dataclasses.Field, text: str, where: str) -> Any:
-    """The value of a strategy's setting, from its text; a ValueError says `where` it stood."""
+    """The value of a strategy's setting, from its text. Raises ValueError that begins with `where`."""
     if parse := field.metadata.get("parse"):
         return parse(text)
     kind = typing.get_origin(field.type) or field.type
@@ -40,7 +40,7 @@ def read_value(field: dataclasses.Field, text: str, where: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{where}: {field.name} is a{'n int' if kind is int else ' number'}, not {text!r}") from None
+        raise ValueError(f"{where}: {field.name} must be a {'whole ' * (kind is int)}number, not {text!r}") from None
 
 
 def show_settings(part: Any) -> str:

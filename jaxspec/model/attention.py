@@ -129,7 +129,7 @@ def over_steps(segment: Int[Array, "B T"], earlier: Sequence[OwnKeys], window: i
     """Attention of a step of drafting in EAGLE-3's training; it keeps the keys and values of all steps.
 
     A row of a later step sees step 0 of the rows up to its own, in its document, and the later steps of its own row.
-    With a `window` (0: none) it sees only so many positions back, as in decoding. Its position is one more each step.
+    With a `window` (0: none) it sees only so many positions back, as in decoding; a row's position grows by 1 a step.
     """
     return Partial(_attend_to_steps, segment, tuple(earlier), window)
 
@@ -249,7 +249,7 @@ class Visible:
 def visible(
     mask: Bool[Array, "B W N"], cached: Int[Array, " B"], rows: int, slots: Int[Array, "B W"] | None = None
 ) -> Visible:
-    """What nodes see that see each other by `mask`, and the first `cached` rows of a cache of `rows` rows."""
+    """The `Visible` of nodes that see each other by `mask`, and the first `cached` of a cache's `rows` rows."""
     return Visible(cached=cached, prefix=(jnp.arange(rows) < cached[:, None])[:, None], mask=mask, slots=slots)
 
 
@@ -275,7 +275,7 @@ def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
 
 
 def over_cache(seen: Visible, cache: Sequence[KV], nodes: Sequence[KV] | None = None) -> tuple[Attend, ...]:
-    """Attention over [committed prefix ; tree nodes], for each layer of a cache. It keeps the nodes and the new ones.
+    """Attention over [committed prefix ; tree nodes], for each layer of a cache. It keeps all nodes' keys and values.
 
     Args:
         nodes: keys and values of each layer's N nodes so far; None: the W new ones are all the nodes.

@@ -1,4 +1,4 @@
-"""A TPU kernel for attention over [committed prefix ; tree nodes] that keeps the scores in a core's memory.
+"""A TPU kernel for attention over [committed prefix ; tree nodes] that keeps the scores in VMEM.
 
 It uses an online softmax over blocks of scores (arXiv:1805.02867, arXiv:2205.14135). The nodes come first, with the
 tree mask, then the cache in blocks of rows. Blocks beyond the length of a text are neither read nor computed. JAX's own
@@ -94,7 +94,7 @@ def attend_on_one_chip(
     # and values into fast memory before the kernel. The keys' copy stays: it overlaps with the products before it.
     values = prefix.v if interpret else pltpu.with_memory_space_constraint(prefix.v, pltpu.HBM)
 
-    def live(s, b, cached):  # past the last block with tokens, the last one is named again, so nothing is read
+    def live(s, b, cached):  # past the last block with tokens its index repeats, so Pallas copies nothing
         return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
 
     def of_queries(width):

@@ -1,4 +1,4 @@
-"""What differs between CPUs, GPUs and TPUs, each with its reason. No other file compares names of platforms.
+"""What differs between CPUs, GPUs and TPUs in models and decoding, each with its reason.
 
 Estimates are those of XLA's compiler for TPUs or GPUs. What no device has confirmed yet, `benchmarks/accelerator.py`
 measures.
@@ -104,7 +104,7 @@ def _compute_capability() -> float:
 
 
 def time_grows_with_tokens() -> bool:
-    """Whether each token of a forward costs time. Accelerators read the weights for a longer time."""
+    """Whether each token of a forward costs time. On accelerators, reading the weights takes longer than few tokens."""
     return platform() == "cpu"
 
 
@@ -164,7 +164,7 @@ def gathers_table_for_one_token() -> bool:
 
 
 def fuses_products() -> bool:
-    """Whether XLA transposes a product's kernel, in every round, for the operations that use the result: on TPUs."""
+    """Whether XLA fuses a product with its uses, and for that transposes the kernel in every round: on TPUs."""
     return platform() == "tpu"
 
 

@@ -19,7 +19,7 @@ class Rope:
         theta: base of the geometric series of wavelengths.
         scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and blends between
             `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to `original_length`. Longer texts
-            are rejected, because it would depend on the longest row of a batch.
+            are rejected, because the angles would depend on the longest row of a batch.
         original_length: positions of the model's first training; used by `dynamic` and `llama3`.
     """
 
@@ -105,7 +105,7 @@ class LlamaConfig:
         return dataclasses.replace(self, num_experts=0, experts_per_token=0)
 
     def bare_layers(self, count: int, *, qk_norm: bool) -> "LlamaConfig":
-        """`count` layers of this width, without experts and biases, for a head with its own LM head."""
+        """`count` layers of this width for a head: without experts, biases and tied embeddings."""
         # Their rope has no scaling, because published configs of heads have no field for it.
         return dataclasses.replace(
             self.without_experts,

@@ -1,4 +1,4 @@
-"""The KV cache: one pair of arrays per layer. It holds committed tokens only, from row 0 on.
+"""The KV cache: one pair of arrays per layer. Committed tokens are in rows 0 and up; later rows have no meaning.
 
 Keys and values of drafted nodes are stored separately (a `KV` of N rows) until verification. Then only the accepted
 path is written to the cache. So the branches of the loop read the cache and never return it, which would copy it.

@@ -136,7 +136,7 @@ def partition_spec(
 ) -> PartitionSpec:
     """The partition of an array with this shape and these logical axes. None, and axes past the last: never sharded.
 
-    An axis is sharded along the first of its mesh axes, as far as they divide its length. Each mesh axis is used once.
+    An axis is sharded along its mesh axes, in order, while they divide its length. Each mesh axis is used once.
     """
     used: set[str] = set()
     cuts: list[tuple[str, ...] | None] = []

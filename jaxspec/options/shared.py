@@ -38,7 +38,7 @@ Method = Annotated[
     Option(
         help="DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; each part can have settings, as in ngram+chain,length=6. `jaxspec "
         "methods` lists all parts. Default: the fastest by `jaxspec calibrate --all` if that was run for this "
-        "checkpoint and device, otherwise its best trained head."
+        "checkpoint and device, otherwise its preferred head, or ngram."
     ),
 ]
 Prompts = Annotated[

@@ -48,7 +48,7 @@ class RejectionSampling(Rule):
         batch, nodes = tree.token.shape
         coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(draws.keys, 0))
         bonus_keys = fold(draws.keys, 1)
-        target = probabilities(logits, draws.sampling)  # for all nodes at once: top-p's search sends messages on a mesh
+        target = probabilities(logits, draws.sampling)  # for all nodes at once: on a mesh, top-p needs all-reduces
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
 
         def visit(carry, step):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int
 
 from jaxspec.builders import Budgeted, Chain
 from jaxspec.controllers import Fixed
-from jaxspec.controllers.plain_rounds import MOST, PATIENCE, ROWS, TRIAL, PlainRounds, PlainState
+from jaxspec.controllers.plain_rounds import EXPONENT, LARGEST_LOSS, PATIENCE, TRIAL, PlainRounds, PlainState
 from jaxspec.decoding import loop
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafts, run_if
@@ -65,7 +65,7 @@ def test_the_balance_is_that_of_all_unfinished_rows():
     counts = dataclasses.replace(round_of([0, 2, 1, 0], [3, 3, 0, 0]), committed=jnp.array([1, 3, 2, 0]))
     after = CONTROLLER.update(state, counts)
     # Tokens of a row that drafted nothing, as one that copied, do not count: 1, 3 and 1 are five thirds.
-    balance = max(-1.0 + 5 / 3 - 1.9, -PATIENCE * 3**ROWS - MOST)
+    balance = max(-1.0 + 5 / 3 - 1.9, -PATIENCE * 3**EXPONENT - LARGEST_LOSS)
     np.testing.assert_allclose(after.balance, [balance] * 3 + [-9.0], rtol=1e-6)
     idle = dataclasses.replace(round_of([0] * 4, [0] * 4), committed=jnp.array([1, 1, 1, 0]))
     later = CONTROLLER.update(after, idle)

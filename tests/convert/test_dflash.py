@@ -219,7 +219,7 @@ def test_the_first_draft_of_a_dspark_head(folder: Path):
     np.testing.assert_allclose(logits[0, 0], wanted, atol=1e-4)
     weight, bias = (found[f"confidence_head.proj.{name}"] for name in ("weight", "bias"))
     odds = weight[0] @ np.concatenate([hidden[0, 0], first[7]]) + bias[0]
-    np.testing.assert_allclose(head.accepted(jnp.asarray(hidden), root)[0, 0], odds, atol=1e-4)
+    np.testing.assert_allclose(head.acceptance_odds(jnp.asarray(hidden), root)[0, 0], odds, atol=1e-4)
 
 
 def test_specforges_dspark_is_deepspecs(folder: Path):

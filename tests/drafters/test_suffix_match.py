@@ -115,7 +115,7 @@ def test_what_each_length_of_a_match_has_been_worth():
     count = jnp.array([3, 2, 3, 3])
     after = suffix_match.learn(dataclasses.replace(state, ahead=guess), committed, count)
     assert after.compared.tolist() == [[0, 1, 2], [1, 1, 0], [0, 0, 0], [1, 0, 0]]
-    assert after.came.tolist() == [[0, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert after.followed.tolist() == [[0, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]]
     assert after.ahead is None
     chances = suffix_match.chance(after, jnp.array([[3, 9], [1, 0], [1, 2], [1, 3]]))
     wanted = [[(1 + 2.4) / 6] * 2, [(1 + 4 / 3) / 5, 0], [1 / 3, 1 / 2], [4 / 3 / 5, 3 / 5]]
@@ -136,7 +136,7 @@ def test_it_learns_while_it_decodes(target):
     for _ in range(8):
         state = loop.decode(spec, target, state, jnp.int32(1))
         counts.append(np.asarray(state.drafter.compared).sum(axis=1))
-        assert (state.drafter.came <= state.drafter.compared).all()
+        assert (state.drafter.followed <= state.drafter.compared).all()
     assert counts[-1][0] >= 16, "it never came to repeat itself"
     assert bool(state.done[1]) and counts[-1][1] == counts[3][1]
 

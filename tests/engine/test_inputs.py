@@ -13,7 +13,7 @@ import pytest
 from jaxspec import Engine, SamplingParams, load
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine.requests import requests_of
-from jaxspec.engine.stop_strings import Unfinished
+from jaxspec.engine.stop_strings import ShownText
 from jaxspec.methods.method import parse_method
 from tests import checkpoints
 
@@ -202,7 +202,7 @@ class TestText:
         """`é` and `漢` are two and three tokens of the byte tokenizer: no piece ends within one."""
         tokens = model.tokenizer.encode("aé漢b", add_special_tokens=False)
         assert len(tokens) == 7
-        unfinished, pieces = Unfinished(model.tokenizer), []
+        unfinished, pieces = ShownText(model.tokenizer), []
         for end in range(1, 8):
             text = model.tokenizer.decode(tokens[:end])
             pieces.append("".join(unfinished.more(text, final=end == 7, hold=0)))

@@ -218,8 +218,8 @@ def test_a_round_counts_for_the_head_or_for_the_match(target):
     assert drafter.copied.tolist() == [True, False]
     assert drafter.head_rounds.tolist() == [0, 1] and drafter.accepted.tolist() == [0, accepted[1]]
     assert not drafter.drafted.any()
-    assert drafter.alone.compared[0].sum() == accepted[0] + 1 and drafter.alone.came[0].sum() >= accepted[0]
-    assert not drafter.alone.compared[1].any()
+    assert drafter.matches.compared[0].sum() == accepted[0] + 1 and drafter.matches.followed[0].sum() >= accepted[0]
+    assert not drafter.matches.compared[1].any()
     finished = dataclasses.replace(after, done=jnp.array([False, True]))
     assert loop.decode(spec, chosen, finished, jnp.int32(1)).drafter.head_rounds[1] == 1
     plain = dataclasses.replace(spec, controller=EveryThird())
@@ -292,8 +292,8 @@ def test_below_the_heads_last_level_a_copy_has_its_own_chance(name: str, target)
     chosen = weights(spec, target)
     state = begun(spec, chosen, requests([REPEATING, [3, 1]], NEW), (), 128)
     counts = jnp.zeros((2, 16), jnp.int32)
-    for field, came in (("alone", 6), ("against", 2)):
-        learnt = dataclasses.replace(getattr(state.drafter, field), compared=counts + 8, came=counts + came)
+    for field, followed in (("matches", 6), ("against", 2)):
+        learnt = dataclasses.replace(getattr(state.drafter, field), compared=counts + 8, followed=counts + followed)
         state = dataclasses.replace(state, drafter=dataclasses.replace(state.drafter, **{field: learnt}))
     last, far = [4, 9], [11, 12, 13, 14]
     texts = lambda drafted: [[5, 6, 7] * 4, [*last, *drafted, *far, 0, *last][: len(last) * 2 + len(far) + 4]]

@@ -105,7 +105,7 @@ def greedy_requests(model: Checkpoint, prompts: Sequence[Prompt], max_new_tokens
 def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
     """Token ids of `count` pieces of the data, each of up to `length` tokens and usually BOS.
 
-    A piece starts at the line of a random character that is not held out; all characters are equally likely. The first
+    A piece starts with the line of a random character of the training text; all are equally likely. The first
     pieces are the same for any `count`. A special token's name in the text is ordinary text.
 
     Raises ValueError if there are conversations.

@@ -81,7 +81,7 @@ class Screen:
         counts = Counter(line[LEFT_OUT] for line in lines if LEFT_OUT in line)
         left = ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
         distinct, looping = len(self.seen) / max(self.total, 1), self.looping / max(self.texts, 1)
-        return f"{distinct:.0%} of their 4-grams are distinct, {looping:.0%} of them loop; left out: {left}"
+        return f"{distinct:.0%} of their 4-grams are distinct, {looping:.0%} of the texts loop; left out: {left}"
 
 
 def _words(line: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -47,9 +47,9 @@ def headers(model: Checkpoint, chat_format: ChatFormat, count: int) -> list[Prom
 def prompt_after(
     header: Prompt, tokens: Sequence[int], ended: bool, model: Checkpoint, chat_format: ChatFormat
 ) -> Prompt | None:
-    """The prompt for an answer to a turn: `tokens` after the header, without EOS; `ended`: whether that came.
+    """The prompt for an answer to a user turn, the `tokens` after the header without EOS; `ended`: whether EOS came.
 
-    None if the turn is empty or leaves no room, or has no end; in some templates a text ends it.
+    None if the turn is empty, leaves no room, or has no end: EOS or, in some templates, a marker in the text.
     """
     text, end = text_of(model.tokenizer, list(tokens), header.tokens), _around(model, chat_format, TOPICS[0])[1]
     turn, found, _ = text.partition(end) if end else (text, "", "")

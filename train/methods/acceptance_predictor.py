@@ -29,7 +29,7 @@ from jaxspec.train.run.folder import as_typed, open_run, run_folder
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
-_FEW = 20.0  # factor of the learning rate for the two weights of the top probability; the hidden states have many
+_FEW = 20.0  # factor of the learning rate for the weights [2, 2] of the top probability; the hidden states have many
 
 
 def train(settings: Calibrator) -> AcceptancePredictor:

@@ -108,7 +108,7 @@ def loss(
             elif objective.goal == "dspark":
                 lost = TEXT_SHARE * entropy + (1 - TEXT_SHARE) * distance
             flat = lambda values: values.reshape(values.shape[0], -1, *values.shape[3:])
-            if (odds := head.accepted(flat(hidden), flat(before))) is not None:
+            if (odds := head.acceptance_odds(flat(hidden), flat(before))) is not None:
                 rate = jax.lax.stop_gradient(1 - distance / 2)
                 lost += optax.sigmoid_binary_cross_entropy(odds.reshape(rate.shape), rate)
         right = valid & (logits.argmax(-1) == label)
@@ -146,7 +146,7 @@ def draft(
     # All blocks together, without vmap: under vmap `layers.product` has a gradient of the kernel for each block.
     attends = [over_context(segment, anchor, *layer) for layer in zip(context, head.causal, strict=True)]
     hidden = head(target, ids, rotary(head.config, place), attends)
-    return head.drafting(hidden.reshape(batch, anchors, width, -1))
+    return head.drafting_rows(hidden.reshape(batch, anchors, width, -1))
 
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:

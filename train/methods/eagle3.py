@@ -57,7 +57,7 @@ def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
 def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
     """A head whose final norm and LM head start as the target's. The LM head has the draft vocabulary's columns.
 
-    A head of another width starts from random weights. Its embedding is as large as the target's on average.
+    A head of another width starts from random weights. Its embedding has the target's standard deviation.
     """
     if random.options.target_width is not None:
         params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)

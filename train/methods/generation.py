@@ -28,7 +28,7 @@ from jaxspec.train.data.screening import LEFT_OUT, Screen, of_questions
 from jaxspec.train.decoding_options import Generate
 from jaxspec.train.run.folder import as_typed
 
-BATCHES = 4  # of texts that are decoded in one go: a new text takes the place of one that has ended
+BATCHES = 4  # batches of texts in one call: a new text takes the row of a finished one
 
 
 def generate(settings: Generate) -> None:

@@ -80,7 +80,7 @@ def fit(
                     measured = measure(state.params)
                     log.evaluation(done, measured)
                 due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
-                due |= interrupts.pending and alone  # other processes do not know of a signal to this one
+                due |= interrupts.pending and alone  # a signal reaches one process only
                 if due and not bool(_finite(state.params)):  # the last update comes after the last loss
                     raise ValueError(f"the weights after step {done} are not finite; lower --learning-rate")
                 if due:
