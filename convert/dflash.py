@@ -14,6 +14,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, head_parts
 from jaxspec.convert.head_kinds import INPUTS, OUTPUTS, classes_of
 from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, is_speculators, section
+from jaxspec.convert.hf_config import boolean
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
@@ -255,7 +256,7 @@ def _anchor(
     file = source / "config.json"
     if override is not None:
         return override == "next"
-    flag = _boolean(given, "sample_from_anchor", file)
+    flag = boolean(given, "sample_from_anchor", file)
     if flag is not None:
         return flag
     advice = "add sample_from_anchor, true if each row drafts the next position, or give --rows"
@@ -297,13 +298,13 @@ def _causal(raw: Mapping[str, Any], given: Mapping[str, Any], source: Path, wind
     never are, and its class names are DeepSpec's and DFlash's with another prefix, so these need the setting.
     """
     file, slides = source / "config.json", [window > 0 for window in windows]
-    flags = {key: _boolean(given, key, file) for key in _CAUSAL if given.get(key) is not None}
+    flags = {key: boolean(given, key, file) for key in _CAUSAL if given.get(key) is not None}
     if len(set(flags.values())) > 1:
         told = " and ".join(f"{key} {value}" for key, value in flags.items())
         raise CheckpointError(f"{file} contradicts itself about causal blocks: {told}")
     flag = next(iter(flags.values()), None)
     if is_speculators(raw):
-        non_causal = bool(_boolean(raw, "sliding_window_non_causal", file))
+        non_causal = bool(boolean(raw, "sliding_window_non_causal", file))
         causal = tuple(slide and not non_causal for slide in slides)
         if flag is not None and set(causal) != {flag}:
             raise CheckpointError(
@@ -333,13 +334,13 @@ def _terms(given: Mapping[str, Any], found: Mapping[str, Tensor], source: Path, 
         raise CheckpointError(f"{file} must give a whole number as 'markov_rank', and it has {rank!r}")
     if kind != "vanilla":
         raise CheckpointError(f"{file} sets 'markov_head_type' to {kind!r}, and jaxspec only reads 'vanilla'")
-    enabled = _boolean(given, "enable_confidence_head", file)
+    enabled = boolean(given, "enable_confidence_head", file)
     if enabled is None:
         alpha = given.get("confidence_head_alpha", 0)
         if not isinstance(alpha, int | float) or isinstance(alpha, bool):
             raise CheckpointError(f"{file} must give a number as 'confidence_head_alpha', and it has {alpha!r}")
         enabled = speculators or alpha > 0
-    with_markov = _boolean(given, "confidence_head_with_markov", file)
+    with_markov = boolean(given, "confidence_head_with_markov", file)
     if enabled and with_markov is None and layout == "DeepSpec":
         raise CheckpointError(
             f"{file} gives no confidence_head_with_markov, which this head's own code requires; add it"
@@ -366,14 +367,6 @@ def _terms(given: Mapping[str, Any], found: Mapping[str, Tensor], source: Path, 
             )
     confidence = ("markov" if with_markov else "hidden") if enabled else "none"
     return {"markov_rank": rank, "confidence": confidence}
-
-
-def _boolean(values: Mapping[str, Any], key: str, file: Path) -> bool | None:
-    """A setting that is true, false or absent. Raises CheckpointError if it is something else."""
-    value = values.get(key)
-    if not isinstance(value, bool | None):
-        raise CheckpointError(f"{file} must give true or false as {key!r}, and it has {value!r}")
-    return value
 
 
 def _options(settings: Mapping[str, Any], source: Path) -> DflashOptions:

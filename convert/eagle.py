@@ -9,17 +9,8 @@ from pathlib import Path
 
 from jaxspec.checkpoint import parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import head_kinds
-from jaxspec.convert.head_parts import (
-    Files,
-    OwnHead,
-    PublishedHead,
-    as_llama,
-    eagles_rope,
-    open_head,
-    shape_of,
-    warn_of_eagles_layers,
-)
+from jaxspec.convert import head_kinds, head_parts
+from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead
 from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle import Eagle
 from jaxspec.host.terminal import say
@@ -32,9 +23,9 @@ def plan(source: Path) -> PublishedHead:
     outer = head_kinds.read(source, "eagle")
     wrapped = "model" in outer
     raw = outer["model"] if wrapped else outer
-    found = open_head(source, [f"{_QUERY}.weight"])
+    found = head_parts.open_head(source, [f"{_QUERY}.weight"])
     lm_head, biased = found.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in found
-    model = shape_of(raw, raw, source, "an EAGLE head", model_type="llama")
+    model = head_parts.shape_of(raw, raw, source, "an EAGLE head", model_type="llama")
     # Old configs do not mention the biases of the layer, so the tensors decide.
     model = dataclasses.replace(
         model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
@@ -60,13 +51,13 @@ def files(head: OwnHead, form: str) -> Files:
         )
     if config.settings["bias"]:
         say("the head's fc has a bias, which vLLM does not support; heads trained without --bias have none")
-    warn_of_eagles_layers(config.model, qkv_bias=True)
+    head_parts.warn_of_eagles_layers(config.model, qkv_bias=True)
     arrays = head.arrays
     if "embedding" not in arrays:
         (table,) = parameters.read_arrays(target / "params", ["embedding"]).values()
         arrays = {**arrays, "embedding": table.astype(config.source_dtype)}
     values = {
-        **eagles_rope(as_llama(head)),
+        **head_parts.eagles_rope(head_parts.as_llama(head)),
         "num_hidden_layers": 1,
         "attention_bias": config.model.output_bias,
         "qkv_bias": config.model.qkv_bias,

@@ -13,6 +13,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, head_parts
 from jaxspec.convert.head_kinds import LISTED, NORMS, OUTPUTS, classes_of
 from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead, Taps, listed_layers, section, tapped_after
+from jaxspec.convert.hf_config import boolean
 from jaxspec.convert.names import theirs
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
@@ -216,8 +217,7 @@ def _norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     file = source / "config.json"
     given = {**raw, **section(raw, "eagle_config", file)}
     for name in NORMS:
-        if not isinstance(given.get(name), bool | None):
-            raise CheckpointError(f"{file} must give true or false as {name!r}, and it has {given[name]!r}")
+        boolean(given, name, file)
     if given.get("norm_before_fc") and given.get("fc_norm"):
         raise CheckpointError(f"{file} sets both norm_before_fc and fc_norm, which exclude each other")
     fed_back = head_parts.is_speculators(raw)

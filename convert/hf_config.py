@@ -74,7 +74,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     _refuse(config, kind)
     sizes = {ours: integer(config, key) for ours, key in _SIZES.items()}
     experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
-    biased = kind in ("llama", "qwen3") and boolean(config, "attention_bias")
+    biased = kind in ("llama", "qwen3") and bool(boolean(config, "attention_bias"))
     return described(
         "config.json",
         LlamaConfig,
@@ -84,10 +84,10 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
         head_dim=integer(config, "head_dim", otherwise=sizes["hidden_size"] // sizes["num_heads"]),
         norm_eps=positive(config, "rms_norm_eps"),
         rope=_rope(config, sizes["max_length"]),
-        tie_embeddings=boolean(config, "tie_word_embeddings"),
+        tie_embeddings=bool(boolean(config, "tie_word_embeddings")),
         qkv_bias=biased or kind == "qwen2",
         output_bias=biased,
-        mlp_bias=kind == "llama" and boolean(config, "mlp_bias"),
+        mlp_bias=kind == "llama" and bool(boolean(config, "mlp_bias")),
         qk_norm=kind == "qwen3",
     )
 
@@ -245,11 +245,11 @@ def positive(config: Mapping[str, Any], key: str, file: str = "config.json") -> 
     return float(value)
 
 
-def boolean(config: Mapping[str, Any], key: str) -> bool:
-    """A setting that is true or false; false if absent. Raises CheckpointError if it is something else."""
-    if (value := config.get(key)) not in (None, True, False):
-        raise CheckpointError(f"config.json must give true or false as {key!r}, and it has {reprlib.repr(value)}")
-    return bool(value)
+def boolean(config: Mapping[str, Any], key: str, file: Path | str = "config.json") -> bool | None:
+    """A setting that is true, false or absent; else a CheckpointError."""
+    if not isinstance(value := config.get(key), bool | None):
+        raise CheckpointError(f"{file} must give true or false as {key!r}, and it has {reprlib.repr(value)}")
+    return value
 
 
 def _ids(value: Any, key: str, file: str, vocab_size: int) -> list[int]:

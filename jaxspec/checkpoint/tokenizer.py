@@ -199,7 +199,7 @@ def _load(folder: Path) -> Tokenizer:
     defaults = {name: token for name, token in _DEFAULTS.get(kind, {}).items() if id_of(token) is not None}
     given = {name: token for name, token in config.items() if name.endswith("_token")} | extra
     named = {name: token for name, value in (defaults | given).items() if (token := _special(value)) is not None}
-    named = {name: named[name] for name in sorted(named, key=_place)}
+    named = {name: named[name] for name in sorted(named, key=lambda name: [*_ORDER, name].index(name))}
     unnamed = [token for value in config[_EXTRA] or [] if (token := _special(value)) is not None]
     _add_tokens(folder, backend, config, [*named.values(), *unnamed], {token.content for token in named.values()})
     backend.encode_special_tokens = config.get("split_special_tokens", False)
@@ -228,11 +228,6 @@ def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, An
     elif isinstance(more, list):
         config[_EXTRA] = [*before, *(token for token in more if token not in before)]
     return {**config, _EXTRA: config.get(_EXTRA, config.get(old))}, named
-
-
-def _place(name: str) -> int:
-    """Sort key: the order in which transformers gives ids to new named special tokens."""
-    return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
 def _add_tokens(

@@ -7,6 +7,7 @@ from jaxspec.builders import BUILDERS
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.loading import compute_dtype
+from jaxspec.commands.help_texts import summary
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.costs.calibration import dtype_of
 from jaxspec.decoding.drafter import Drafter
@@ -43,8 +44,3 @@ def run(settings: Methods) -> None:
     console.print(f"heads found: {', '.join(heads) or 'none'}")
     dtype = dtype_of(str(compute_dtype(None)), config.quantize)
     console.print(f"without --method: {default_at(folder, heads, dtype=dtype, device=environment.device())}")
-
-
-def summary(kind: type) -> str:
-    """The first line of a strategy's docstring."""
-    return (kind.__doc__ or "").partition("\n")[0]

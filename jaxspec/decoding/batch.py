@@ -17,7 +17,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import empty_trace, no_rounds
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.host.processes import fetch, shard_like
+from jaxspec.host.processes import fetch, put
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
 from jaxspec.model.sharding import AnyMesh, Axes, constrain, on_each_device, placed_leaf
@@ -96,7 +96,7 @@ def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
         if known is not None:
             for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(known), strict=True):
                 leaf[row] = value
-    return jax.tree.map(shard_like, state, controller)
+    return jax.tree.map(lambda value, old: put(value, old.sharding), state, controller)
 
 
 def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:

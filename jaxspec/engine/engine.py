@@ -16,7 +16,7 @@ from jaxspec.engine.default_method import default_of
 from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import Jobs, Program, compilations, label_of, program_of
+from jaxspec.engine.program import Jobs, Program, compilations, label_of
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import ShownText, StopStrings
@@ -196,9 +196,9 @@ class Engine:
         for ended in decode(PrefillQueue(session, keep_state), stops):
             yield from ended
 
-    def run(self, requests: Sequence[Request], stops: StopStrings | None = None, **options: Any) -> list[Generation]:
-        """The results of one batch, in the order of the requests; `options` are those of `decode`."""
-        found = dict(self.decode(requests, len(requests), stops, **options))
+    def run(self, requests: Sequence[Request], batch_size: int | None = None, **options: Any) -> list[Generation]:
+        """The results in the order of the requests, by default as one batch; `options` are those of `decode`."""
+        found = dict(self.decode(requests, batch_size or len(requests), **options))
         return [found[place] for place in range(len(requests))]
 
     def stream(
@@ -253,7 +253,7 @@ class Engine:
         """The program that decodes these requests."""
         greedy = all(request.sampling.temperature == 0 for request in requests)
         options = {"tree_sizes": self.tree_sizes, "log_probs": log_probs, "record": record}
-        return program_of(self.method, self.models, greedy=greedy, **options)
+        return Program(self.method.speculation(greedy, **options), self.models)
 
     def compilations(self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool) -> Jobs:
         """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.

@@ -18,7 +18,6 @@ from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.methods.method import Method
 from jaxspec.model.backend import current_mesh
 from jaxspec.model.sharding import AnyMesh, place, place_head
 
@@ -165,8 +164,3 @@ def compilations(
             return job()
 
     return {key: partial(compile_one, job) for key, job in found.items()}
-
-
-def program_of(method: Method, models: Models, *, greedy: bool, **options: Any) -> Program:
-    """The program of a method over these models; `options` are the remaining fields of `Speculation`."""
-    return Program(method.speculation(greedy, **options), models)

@@ -17,7 +17,7 @@ from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import LOOP_NAME, Jobs, Program, compilations, label_of
 from jaxspec.host import compilation
 from jaxspec.host.compilation import Compilations
-from jaxspec.host.processes import fetch, shard_like
+from jaxspec.host.processes import fetch, put
 
 UNLIMITED = 2**30
 
@@ -138,7 +138,7 @@ class Session:
         """Marks these rows as finished."""
         if rows:
             self.done = self.done | np.isin(np.arange(len(self.done)), list(rows))
-            self.state = dataclasses.replace(self.state, done=shard_like(self.done, self.state.done))
+            self.state = dataclasses.replace(self.state, done=put(self.done, self.state.done.sharding))
 
     def release(self, row: int) -> Text:
         """Makes a row free for another text, and returns its last one."""

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import glob
-import json
 import os
 import platform
 import re
@@ -186,21 +185,9 @@ def end_in_bucket(out: Path) -> None:
 @contextlib.contextmanager
 def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
     """`staged` for several processes that write into one folder, which the first makes and renames."""
-    if not processes.is_first():
-        name, problem = json.loads(processes.broadcast_text(""))
-        if problem:
-            raise ValueError(problem)
-        yield out.absolute().with_name(name)
-        processes.wait()
-        return
     with contextlib.ExitStack() as stack:
-        try:
-            temporary = stack.enter_context(staged(out, needed))
-        except (ValueError, DiskFullError) as error:  # the others would wait
-            processes.broadcast_text(json.dumps(["", str(error)]))
-            raise
-        processes.broadcast_text(json.dumps([temporary.name, ""]))
-        yield temporary
+        name = processes.broadcast_from_first(lambda: stack.enter_context(staged(out, needed)).name)
+        yield out.absolute().with_name(name)
         processes.wait()
 
 

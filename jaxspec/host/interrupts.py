@@ -15,11 +15,6 @@ class Held:
     caught: list[int]
     handlers: dict[int, Any]
 
-    @property
-    def pending(self) -> bool:
-        """Whether a signal is held."""
-        return bool(self.caught)
-
     def release(self) -> None:
         """Delivers the first held signal."""
         if self.caught and callable(handler := self.handlers[self.caught[0]]):

@@ -159,11 +159,6 @@ def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
     return put(array, NamedSharding(mesh, PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, "host")))
 
 
-def shard_like(value: np.ndarray, old: jax.Array) -> jax.Array:
-    """The value with the sharding of `old`."""
-    return put(value, old.sharding)
-
-
 def broadcast_text(text: str) -> str:
     """Collective: broadcasts the first process's text to every process."""
     if jax.process_count() == 1:
@@ -180,7 +175,7 @@ def broadcast_from_first(work: Callable[[], Any]) -> Any:
 
     Raises:
         ValueError, RuntimeError: in the other processes, if `work` raised an error in the first one; ValueError for bad
-            input. The first process raises the error itself.
+            input and errors of the file system. The first process raises the error itself.
     """
     if jax.process_count() == 1:
         return work()
@@ -192,7 +187,7 @@ def broadcast_from_first(work: Callable[[], Any]) -> Any:
     try:
         result = json.dumps([work(), None, False])
     except Exception as error:  # the others would wait for ever
-        broadcast_text(json.dumps([None, str(error), isinstance(error, ValueError)]))
+        broadcast_text(json.dumps([None, str(error), isinstance(error, ValueError | OSError)]))
         raise
     return json.loads(broadcast_text(result))[0]
 

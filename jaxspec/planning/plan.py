@@ -18,20 +18,13 @@ from jaxspec.costs.calibration import DEPTH, WIDTHS
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
-from jaxspec.engine.program import program_of
+from jaxspec.engine.program import Program
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.model import sharding
+from jaxspec.model import backend, sharding
 from jaxspec.model.attention_kernel import BLOCK
-from jaxspec.model.backend import (
-    ACCELERATOR_TREE_SIZES,
-    TPU_LOOP_OPTIONS,
-    TPU_PREFILL_OPTIONS,
-    TREE_SIZES_BY_COST,
-    has_tpu_options,
-)
 from jaxspec.model.sharding import read_sizes, shared_heads
 from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.chips import Slice, Work, parse_slice
@@ -74,15 +67,15 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     rounds = expected_rounds(settings, method)
     sizes = _mesh_sizes(settings, where)
     mesh = mesh_on(where, target.config, **sizes)
-    with_options = where.is_tpu and (settings.tpu_options or has_tpu_options())
+    with_options = where.is_tpu and (settings.tpu_options or backend.has_tpu_options())
 
     def compose(method: Method) -> PlacedProgram:
-        by_size = ACCELERATOR_TREE_SIZES if method.priced is None else TREE_SIZES_BY_COST
-        program = program_of(method, models_of(target, method, DTYPE), greedy=True, tree_sizes=by_size)
+        by_size = backend.ACCELERATOR_TREE_SIZES if method.priced is None else backend.TREE_SIZES_BY_COST
+        program = Program(method.speculation(True, tree_sizes=by_size), models_of(target, method, DTYPE))
         return PlacedProgram.place(program, settings.batch_size, settings.context, mesh)
 
     def compiled_loop(program: PlacedProgram) -> Compiled | None:
-        return Compiled.of(program.traced, where, options=TPU_LOOP_OPTIONS if with_options else None)
+        return Compiled.of(program.traced, where, options=backend.TPU_LOOP_OPTIONS if with_options else None)
 
     plain = compose(parse_method("plain"))
     plain_runs = plain.parts.verification(1)
@@ -156,7 +149,7 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
 
     # With a controller that stops early, the loop contains verification of every size.
     def probe(width: int) -> PlacedProgram:
-        builder = Eagle2(total=max(ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
+        builder = Eagle2(total=max(backend.ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
         return compose(dataclasses.replace(method, builder=builder, controller=BetaTS(), history=0))
 
     def of(works):
@@ -211,7 +204,7 @@ def _prefill(
     filled = filled_on_average(settings.prompt, chunk, settings.context)
     chunks, options, took, done = math.ceil(settings.prompt / chunk), None, [], list[Operation]()
     if with_options:
-        options = TPU_PREFILL_OPTIONS
+        options = backend.TPU_PREFILL_OPTIONS
     for traced, times in program.trace_prefill(chunk):
         compiled = Compiled.of(traced, where, filled, options)
         if compiled is None:

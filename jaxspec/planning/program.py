@@ -18,7 +18,7 @@ from jaxspec.decoding.loop import draft
 from jaxspec.decoding.prefill import steps
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.engine.program import LOOP, Program, program_of
+from jaxspec.engine.program import LOOP, Program
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model import backend
@@ -103,7 +103,7 @@ class PlacedProgram:
 def chain_on_one_chip(method: Method, models: Models) -> Parts:
     """Work of a round that drafts a chain of two levels, for one sequence on one chip. The builder is ignored."""
     chain = dataclasses.replace(method, builder=Chain(length=2), controller=Fixed(), history=0)
-    return PlacedProgram.place(program_of(chain, models, greedy=True), 1, SMALLEST_CACHE, abstract_mesh()).parts
+    return PlacedProgram.place(Program(chain.speculation(True), models), 1, SMALLEST_CACHE, abstract_mesh()).parts
 
 
 LARGE = 2**20  # fewest bytes of an array that is reported

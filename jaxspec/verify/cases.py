@@ -80,11 +80,6 @@ def kinds(method: Method) -> tuple[str, ...]:
     return (GREEDY, SAMPLED if isinstance(method.rule(greedy=False), GumbelCoupling) else DISTRIBUTION)
 
 
-def only_greedy(method: Method) -> tuple[str, ...]:
-    """The one kind of `verify --greedy`, instead of all `kinds`."""
-    return (GREEDY,)
-
-
 @dataclasses.dataclass(frozen=True)
 class Result:
     """The result of a case: a line of the log.
@@ -200,8 +195,7 @@ class Checker:
         compilation.make_room(0.5)
         engine.compile(workload.requests, workload.batch_size)
         stops = StopStrings(workload.stops, self.model.tokenizer)
-        found = dict(engine.decode(workload.requests, workload.batch_size, stops))
-        return [found[place].tokens for place in range(len(workload.requests))]
+        return [found.tokens for found in engine.run(workload.requests, workload.batch_size, stops=stops)]
 
     def _engine(self, name: str) -> Engine:
         method = parse_method(name)

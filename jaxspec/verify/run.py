@@ -24,10 +24,10 @@ from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Verify
 from jaxspec.verify import verdict
-from jaxspec.verify.cases import Case, Checker, Result, kinds, only_greedy, parse_cases
+from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
 from jaxspec.verify.exact import measure_noise
 from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
-from jaxspec.verify.workloads import PLAIN, Source
+from jaxspec.verify.workloads import GREEDY, PLAIN, Source
 
 
 def run(settings: Verify) -> None:
@@ -55,7 +55,7 @@ def run(settings: Verify) -> None:
     if earlier:
         say(f"cases of an earlier run: {len(earlier)}")
     exact = about["dtype"] == "float32" and model.config.quantize is None
-    of = only_greedy if settings.greedy else kinds
+    of = (lambda method: (GREEDY,)) if settings.greedy else kinds
     found = list(work(checker, methods, only, exact, earlier, settings.minutes * 60, file, of))
     said = {**about, "seed": settings.seed} | verdict.summarise(found, noise, exact, command(settings))
     verdict.show(said, Console())

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxspec.engine.program import program_of
+from jaxspec.engine.program import Program
 from jaxspec.methods.method import parse_method
 from jaxspec.model.backend import ACCELERATOR_TREE_SIZES
 from jaxspec.model.config import LlamaConfig
@@ -26,7 +26,7 @@ def placed(
     """The loop of a method: sequences sharded `data` ways, and the cache's rows `split` ways."""
     method, chips = parse_method(name), parse_slice(where)
     models = models_of(Target(config, quantize=quantize), method, jnp.dtype("bfloat16"))
-    program = program_of(method, models, greedy=True, tree_sizes=ACCELERATOR_TREE_SIZES)
+    program = Program(method.speculation(True, tree_sizes=ACCELERATOR_TREE_SIZES), models)
     mesh = mesh_on(chips, config, data, chips.chips // data // split, split)
     return PlacedProgram.place(program, batch, rows, mesh)
 

@@ -88,14 +88,10 @@ def _entries(file: Document) -> Iterator[tuple[str, Any]]:
     if isinstance(values, list):
         yield from ((f"{file.name}#{index}", value) for index, value in enumerate(values))
     elif suffix in _SUFFIXES and values is _NOT_JSON:
-        lines = [(f"{file.name}:{number}", _json(line)) for number, line in _lines(content)]
+        numbered = enumerate(content.split("\n"), 1)
+        lines = [(f"{file.name}:{number}", _json(line)) for number, line in numbered if line.strip()]
         if suffix == ".jsonl" or any(isinstance(value, dict) for _, value in lines):
             yield from lines
-
-
-def _lines(content: str) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, and their numbers, from 1."""
-    return ((number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip())
 
 
 def _json(content: str) -> Any:

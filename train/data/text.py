@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import chex
 import jax
@@ -137,7 +138,8 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     )
 
 
-def join(packed: Sequence[Windows]) -> Windows:
+def join(packed: Sequence[Any]) -> Any:
+    """Pytrees of arrays as one, joined along the first axis."""
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *packed)
 
 

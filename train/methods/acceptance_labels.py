@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import chex
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
@@ -199,8 +198,3 @@ def read_labels(file: Path) -> list[Labels]:
     with np.load(io.BytesIO(file.read_bytes())) as stored:
         count = len(stored.files) // len(_FIELDS)
         return [Labels(**{name: stored[f"{i}.{name}"] for name in _FIELDS}) for i in range(count)]
-
-
-def join(labels: Sequence[Labels]) -> Labels:
-    """The labels of all texts in one."""
-    return jax.tree.map(lambda *parts: np.concatenate(parts), *labels)

@@ -23,8 +23,9 @@ from jaxspec.host.processes import split_over_hosts
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
+from jaxspec.train.data.text import join
 from jaxspec.train.decoding_options import Calibrator
-from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect, join
+from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 
 HELD_OUT = 10  # one text in this many is held out

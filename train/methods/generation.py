@@ -15,7 +15,6 @@ import numpy as np
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import Generation
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
@@ -108,7 +107,7 @@ def with_turns(engine: Engine, settings: Generate, headers: Sequence[Prompt], fi
     model, turn = engine.model, dataclasses.replace(self_prompts.TURN, seed=settings.sampling.seed + self_prompts.SEED)
     requests = [Request(header.tokens, turn, index=first + row) for row, header in enumerate(headers)]
     found = []
-    for header, generation in zip(headers, decoded(engine, settings, requests), strict=True):
+    for header, generation in zip(headers, engine.run(requests, settings.batch_size), strict=True):
         ended = is_complete(engine, generation.tokens)
         tokens = generation.tokens[: len(generation.tokens) - ended]
         found.append(self_prompts.prompt_after(header, tokens, ended, model, settings.data.format))
@@ -127,15 +126,9 @@ def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], firs
                 part = dataclasses.replace(sampling, max_new_tokens=left, temperature=temperature)
                 requests[row] = Request(prompt + text, part, index=first + row)
         if requests:
-            for row, generation in zip(requests, decoded(engine, settings, list(requests.values())), strict=True):
+            for row, generation in zip(requests, engine.run(list(requests.values()), settings.batch_size), strict=True):
                 texts[row] += generation.tokens
     return texts
-
-
-def decoded(engine: Engine, settings: Generate, requests: Sequence[Request]) -> list[Generation]:
-    """The results, in order. Requests beyond the batch take the rows of those that have ended."""
-    found = dict(engine.decode(requests, settings.batch_size))
-    return [found[place] for place in range(len(requests))]
 
 
 def is_complete(engine: Engine, text: Sequence[int]) -> bool:

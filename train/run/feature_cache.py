@@ -89,10 +89,6 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
             "--cache-features"
         )
     known = np.zeros(len(packed.tokens), bool)
-    known[processes.broadcast_from_first(lambda: stored(folder))] = True
+    stored = lambda: [int(file.stem.partition("-")[2]) for file in folder.glob(_FILES)]
+    known[processes.broadcast_from_first(stored)] = True
     return Cache(folder, target, known, jax.jit(partial(target_features, taps=tuple(taps))))
-
-
-def stored(folder: Path) -> list[int]:
-    """The numbers of the windows whose files are in a folder."""
-    return [int(file.stem.partition("-")[2]) for file in folder.glob(_FILES)]

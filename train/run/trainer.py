@@ -80,14 +80,14 @@ def fit(
                     measured = measure(state.params)
                     log.evaluation(done, measured)
                 due = measured is not None or done % recipe.save_every == 0 or done == recipe.steps
-                due |= interrupts.pending and alone  # a signal reaches one process only
+                due |= alone and bool(interrupts.caught)  # a signal reaches one process only
                 if due and not bool(_finite(state.params)):  # the last update comes after the last loss
                     raise ValueError(f"the weights after step {done} are not finite; lower --learning-rate")
                 if due:
                     log.flush()  # steps before a checkpoint are never repeated
                     buckets.flush()
                     checkpoints.save(done, state, data.get_state(), measured)
-                if due and interrupts.pending:
+                if due and interrupts.caught:
                     checkpoints.wait()
                     say(f"saved at step {done} of {recipe.steps}; the same command resumes from there")
                     interrupts.release()
