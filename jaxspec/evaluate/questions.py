@@ -280,7 +280,10 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
-    return parquet.read_table(io.BytesIO(path.read_bytes()) if in_bucket(path) else path).to_pylist()
+    try:
+        return parquet.read_table(io.BytesIO(path.read_bytes()) if in_bucket(path) else path).to_pylist()
+    except Exception as error:  # pyarrow has more kinds than ValueError and OSError
+        raise ValueError(f"the prompt file {prompts} cannot be read as Parquet: {error}") from error
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:

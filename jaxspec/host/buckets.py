@@ -154,10 +154,19 @@ class BucketPath(PosixPath):
 def files_under(folder: Path) -> list[Path]:
     """All files in a folder and the folders below it, sorted."""
     if not in_bucket(folder):
-        return sorted(file for file in folder.rglob("*") if file.is_file())
+        return sorted(file for file in _inside(folder, ()) if file.is_file())
     with BucketPath._there(folder) as there:  # pyright: ignore[reportArgumentType]
         # Of the folders, epath gives gcsfs's names, which have no scheme.
         return sorted(BucketPath(f"{SCHEME}//{root}/{name}") for root, _, names in there.walk() for name in names)
+
+
+def _inside(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """All below a folder, through linked folders too, except those that are links to a folder `above`."""
+    if not folder.is_dir() or (place := folder.resolve()) in above:
+        return
+    for path in folder.iterdir():
+        yield path
+        yield from _inside(path, (*above, place))
 
 
 def remove(folder: Path) -> None:

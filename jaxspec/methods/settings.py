@@ -22,6 +22,8 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
             raise ValueError(
                 f"method {text!r}: {kind.name} has no setting {setting!r}; write KEY=VALUE with one of: {offers}"
             )
+        if key in values:
+            raise ValueError(f"method {text!r}: {kind.name} has {key} twice")
         values[key] = read_value(fields[key], value, f"method {text!r}: {kind.name},{setting}")
     return kind(**values)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -139,6 +140,9 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(questions.importlib, "import_module", missing)
     with pytest.raises(ValueError, match="pip install pyarrow"):
+        read_questions(tmp_path / "a.parquet")
+    monkeypatch.setattr(questions.importlib, "import_module", lambda name: SimpleNamespace(read_table=missing))
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet: "):
         read_questions(tmp_path / "a.parquet")
 
 

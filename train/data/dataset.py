@@ -55,8 +55,8 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
         return take(windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
 
     kept, held_out = split(sources.found)
-    if held_out:
-        write(place / "held-out", pack(held_out, 0, _EVALUATED))
+    if held_out and (measured := pack(held_out, 0, _EVALUATED)).counted.any():
+        write(place / "held-out", measured)
     count = recipe.steps * recipe.batch_size
     generated = round(count * sources.share)
     wanted = ((sources.generated, generated), (kept, count - generated))
@@ -66,7 +66,13 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
             if (there := len(some.tokens)) < number:
                 say(f"the {name} text fills {there} windows of its {number}: each is seen {number / there:.1f} times")
         packed = [(take(some, np.arange(number) % len(some.tokens)), number) for some, number in packed]
-    write(place / "train", join([some for some, _ in packed]))  # batches are drawn from all of them
+    train = join([some for some, _ in packed])  # batches are drawn from all of them
+    if not train.counted.any():
+        raise ValueError(
+            f"no token of the assistant is in any of {len(train.tokens)} windows of {length} tokens; raise --context "
+            "or --steps"
+        )
+    write(place / "train", train)
     (place / _SOURCES).write_text(_sha256(sources), encoding="ascii")
 
 

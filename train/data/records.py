@@ -1,8 +1,9 @@
 """Reads files and folders as documents and conversations.
 
 A record is a JSON object. It has a `text`; or `messages`, each with a `role` and a `content`; or `conversations` as in
-ShareGPT, each with `from` and `value`, and perhaps a `system` prompt beside them. `"complete": false` means that its
-end is cut off. A `.jsonl` file has one record per line, a `.json` file a list of them, or one per line too.
+ShareGPT, each with `from` and `value`; and perhaps a `system` or `system_prompt` beside them. `"complete": false` means
+that its end is cut off. A `.jsonl` or `.ndjson` file has one record per line, a `.json` file a list of them, one per
+line, or a single one.
 """
 
 import dataclasses
@@ -20,9 +21,21 @@ _ROLES = {SYSTEM: SYSTEM, USER: USER, "human": USER, ASSISTANT: ASSISTANT, "gpt"
 _CONVERSATIONS = {"messages": ("role", "content"), "conversations": ("from", "value")}
 _KEYS = (*_CONVERSATIONS, "text")
 _A_KEY = f"{', '.join(_CONVERSATIONS)} or text"
-_UNREAD = ("reasoning_content", "reasoning", "thinking", "tool_calls", "function_call")  # more that the assistant wrote
-_TOOLS = ("tools", "functions")  # in the prompt, as the chat template formats them
-_SUFFIXES = (".json", ".jsonl")
+_UNREAD = (  # of a turn: more that the assistant wrote, and which parts of it are learnt
+    "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "train_detail",
+)  # fmt: skip
+_WEIGHTS = (
+    "weight",
+    "loss",
+    "loss_weight",
+    "train",
+)  # of a turn: whether it is learnt, by OpenAI, ms-swift and Axolotl
+_IN_PROMPT = (  # of a record: in the prompt, as the chat template formats them
+    "tools", "functions", "documents", "chat_template_kwargs", "image", "images", "videos", "audios",
+)  # fmt: skip
+_SYSTEM = ("system", "system_prompt")
+_LINES = (".jsonl", ".ndjson")
+_SUFFIXES = (".json", *_LINES)
 _NOT_JSON = object()
 _SHOWN = 3  # most bad records in a message
 
@@ -57,9 +70,9 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    If `path` is a `.json` or `.jsonl` file, it holds records. In a folder, such a file holds records if it contains an
-    object with a record's key, and is a bad record itself if it contains other objects only. Otherwise, and if it is a
-    single object, it is plain text, like all other files. Raises as `usable`.
+    If `path` is a `.json`, `.jsonl` or `.ndjson` file, it holds records. In a folder, such a file holds records if it
+    contains an object with a record's key, and is a bad record itself if it contains other objects, or lists of
+    messages. Otherwise, and if it is a single other object, it is plain text, like all other files. Raises as `usable`.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -74,23 +87,42 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
 def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
     """The records of a file; the file itself if it is plain text, or one object, such as settings."""
     entries = list(_entries(file))
-    objects = [value for _, value in entries if isinstance(value, dict)]
-    if any(not value.keys().isdisjoint(_KEYS) for value in objects):
+    if any(_has_key(value) for _, value in entries):
         return [_record(*entry) for entry in entries]
-    return [BadRecord(file.name, f"no record of this file has {_A_KEY}")] if len(objects) > 1 else [file]
+    lists = _lists(entries)
+    if any(_has_key(each) for value in lists for each in value):
+        return [BadRecord(file.name, "its records are inside an object; a .json file is a list of them")]
+    messages = any({"role", "content"} <= each.keys() for value in lists for each in value if isinstance(each, dict))
+    several = sum(isinstance(value, dict) for _, value in entries) > 1
+    if messages or several or (entries and Path(file.name).suffix.lower() in _LINES):
+        return [BadRecord(file.name, f"no record of this file has {_A_KEY}")]
+    return [file]
+
+
+def _has_key(value: Any) -> bool:
+    """Whether this JSON value has a key of a record, and a list or text there."""
+    return isinstance(value, dict) and any(isinstance(value.get(key), list | str) for key in _KEYS)
+
+
+def _lists(entries: Iterable[tuple[str, Any]]) -> list[list[Any]]:
+    """The JSON values that are lists, and the lists in those that are objects."""
+    inside = (value.values() if isinstance(value, dict) else (value,) for _, value in entries)
+    return [value for values in inside for value in values if isinstance(value, list)]
 
 
 def _entries(file: Document) -> Iterator[tuple[str, Any]]:
-    """Name and JSON value of each possible record: the list of a .json file, or the lines of it or a .jsonl file."""
+    """Name and JSON value of each possible record: the list or object of a .json file, or the lines of a file."""
     suffix = Path(file.name).suffix.lower()
     content = file.text.removeprefix("\ufeff")  # a byte order mark, which some editors write
     values = _json(content) if suffix == ".json" else _NOT_JSON
     if isinstance(values, list):
         yield from ((f"{file.name}#{index}", value) for index, value in enumerate(values))
+    elif isinstance(values, dict):
+        yield file.name, values
     elif suffix in _SUFFIXES and values is _NOT_JSON:
         numbered = enumerate(content.split("\n"), 1)
         lines = [(f"{file.name}:{number}", _json(line)) for number, line in numbered if line.strip()]
-        if suffix == ".jsonl" or any(isinstance(value, dict) for _, value in lines):
+        if suffix in _LINES or any(isinstance(value, dict) for _, value in lines):
             yield from lines
 
 
@@ -112,9 +144,11 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
             raise ValueError("its value of complete is neither true nor false")
         for key, (role, content) in _CONVERSATIONS.items():
             if key in value:
-                if tools := [name for name in _TOOLS if value.get(name) not in (None, [], "", "[]")]:
-                    raise ValueError(f"it has {tools[0]}, which are not read")
-                messages = _with_system(value.get("system"), _messages(key, value[key], role, content))
+                if unread := [name for name in _IN_PROMPT if value.get(name) not in (None, [], {}, "", "[]")]:
+                    raise ValueError(f"it has {unread[0]}, which jaxspec does not read")
+                messages = _messages(key, value[key], role, content)
+                for system in _SYSTEM:
+                    messages = _with_system(value.get(system), messages)
                 if not complete and messages[-1].role != ASSISTANT:
                     raise ValueError("it is not complete, and its last turn is not the assistant's")
                 return Conversation(name, messages, complete)
@@ -130,7 +164,7 @@ def _with_system(prompt: Any, messages: tuple[Message, ...]) -> tuple[Message, .
     if prompt in (None, ""):
         return messages
     if messages[0].role == SYSTEM:
-        raise ValueError("it has a system prompt beside its turns and one among them")
+        raise ValueError("it has more than one system prompt")
     return (Message(SYSTEM, _string("its system prompt", prompt)), *messages)
 
 
@@ -157,8 +191,9 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
         raise ValueError(f"turn {number} has the role {turn[role]!r}, which must be one of {', '.join(_ROLES)}")
     if unread := [key for key in _UNREAD if turn.get(key)]:
         raise ValueError(f"turn {number} has {unread[0]}, which is not read; put all of its text into its {content}")
-    if turn.get("weight") == 0:
-        raise ValueError(f"turn {number} has weight 0, so it is not to be learnt, and single turns cannot be left out")
+    learnt = _ROLES[turn[role]] == ASSISTANT
+    if weights := [f"{key} {turn[key]}" for key in _WEIGHTS if turn.get(key, learnt) not in (None, learnt)]:
+        raise ValueError(f"turn {number} has {weights[0]}; all turns of the assistant are learnt alike, and no others")
     return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
 
 

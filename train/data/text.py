@@ -66,8 +66,8 @@ class Windows:
 
 
 def documents(folder: Path) -> list[Document]:
-    """All text files in a folder and its subfolders, by name. Hidden, empty and non-UTF-8 files are left out, the
-    last with a message on stderr."""
+    """All text files in a folder and its subfolders, by name. Hidden and empty files are left out, and those that
+    are not UTF-8, with a message on stderr."""
     files = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
     if other := sorted(name for name, text in files.items() if text is None):
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""

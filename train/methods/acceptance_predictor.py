@@ -27,6 +27,7 @@ from jaxspec.train.data.text import join
 from jaxspec.train.decoding_options import Calibrator
 from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
+from jaxspec.train.run.heads import hashes
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
@@ -48,8 +49,9 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     weights = load_head(model, Method(drafter, builder, head=settings.head))
     recording = RecordingDrafter(drafter, settings.length, rounds=settings.max_new_tokens)
     engine = Engine(model, Method(recording, builder), draft=weights)
+    typed = as_typed("calibrator", settings) | hashes(model.path, settings.head)
     with (
-        open_run(run_folder(out, settings.run_dir), as_typed("calibrator", settings)) as run,
+        open_run(run_folder(out, settings.run_dir), typed) as run,
         staged_by_all(out, 0) as folder,
     ):
         found = list(collect(engine, requests, settings.batch_size, run.labels))

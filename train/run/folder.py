@@ -16,6 +16,12 @@ _FREE = (
     "process_id",
 )  # fmt: skip
 
+_SETTINGS = "settings.json"
+_ENTRIES = {  # all that a run writes
+    _SETTINGS, "checkpoints", "data", "labels", "set", "sets", "trials.jsonl", "metrics.jsonl", "training.svg",
+    "search.svg",
+}  # fmt: skip
+
 _SAVED = "commit_success.txt"  # Orbax's mark of a checkpoint that is complete, in a bucket
 
 
@@ -69,20 +75,28 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     """Opens the run in a folder, new or resumed. The folder stays, unless the run ends before its first checkpoint.
 
     Raises ValueError if the folder belongs to a run with other settings (from `as_typed`), or is not that of a run.
+    Nothing is removed from a folder that holds anything else.
     """
     run = Run(folder)
     if not processes.is_first():
         processes.wait()
         yield run
         return
-    file = folder / "settings.json"
+    file = folder / _SETTINGS
     settings = json.loads(json.dumps(settings))
     unfinished = set(folder.glob(f".{file.name}.*.part"))  # of a run that was killed while it wrote its settings
-    if folder.exists() and not file.exists() and not unfinished.issuperset(folder.iterdir()):
+    others = {path for path in folder.iterdir() if not _is_part(path.name)} if folder.exists() else set()
+    if others and not file.exists():
         raise ValueError(f"{folder} exists and is not the folder of a run; name another with --run")
-    if file.exists() and run.started:
-        _check_same(file, settings)
-    elif folder.exists():
+    if others:
+        before = _settings(file)
+        if run.started:
+            _check_same(file, before, settings)
+        elif strange := sorted(path.name for path in others if path.name not in _ENTRIES):
+            raise ValueError(
+                f"{folder} holds {strange[0]}, which is not of a run; remove it, or name another with --run"
+            )
+    if folder.exists() and not run.started:
         buckets.remove(folder)  # killed before its first checkpoint, so nothing is lost
     first = (
         not buckets.in_bucket(folder) and not folder.parent.exists()
@@ -102,12 +116,24 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
                     folder.parent.rmdir()  # it may not be empty
 
 
-def _check_same(file: Path, settings: dict[str, Any]) -> None:
-    """Raises ValueError if the run was started with other settings, or its settings cannot be read."""
+def _is_part(name: str) -> bool:
+    """Whether this is a temporary name of something that a run writes (`atomic`)."""
+    return name.endswith(".part") and any(name.startswith(f".{entry}.") for entry in _ENTRIES)
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The settings of the run in a folder. Raises ValueError if they cannot be read, or are of something else."""
     try:
-        before = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}; remove {file.parent} to start again") from error
+    if not isinstance(found, dict) or "command" not in found:
+        raise ValueError(f"{file} is not of a run of jaxspec-train; name another folder with --run")
+    return found
+
+
+def _check_same(file: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Raises ValueError if the run was started with other settings."""
     for name in sorted({*settings, *before}):
         if settings.get(name) != before.get(name):
             raise ValueError(

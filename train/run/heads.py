@@ -19,6 +19,7 @@ from jaxspec.checkpoint.loading import Checkpoint, training_dtype
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
+from jaxspec.evaluate.run_description import weights_of
 from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, is_whole, staged, staged_by_all
 from jaxspec.host.interrupts import deferred
@@ -62,8 +63,20 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
     out = folder_of(target.path, name, settings.out)
     sources = sources_of(settings.data)
-    with open_run(run_folder(out, settings.run_dir), as_typed(name, settings)) as run:
+    typed = as_typed(name, settings) | hashes(target.path)
+    with open_run(run_folder(out, settings.run_dir), typed) as run:
         yield Job(target, sources, out, run, settings)
+
+
+def hashes(target: Path, head: str | None = None) -> dict[str, str]:
+    """What a run depends on beside its settings: the weights, of a head too, and the tokenizer."""
+    found = weights_of(target, [head])
+    by_head = {f"the hash of {name}": value for name, value in found["heads_sha256"].items()}
+    return {
+        "the hash of the target": found["params_sha256"],
+        "the tokenizer's hash": found["tokenizer_sha256"],
+        **by_head,
+    }
 
 
 def folder_of(target: Path, name: str, out: Path | None) -> Path:

@@ -73,14 +73,14 @@ def test_a_folder_of_everything(tmp_path: Path):
     (tmp_path / "b").mkdir()
     lines(tmp_path / "b" / "chat.jsonl", {"messages": [USER, ASSISTANT]}, GOOD)
     (tmp_path / "a.py").write_text("x = 1\n")
-    (tmp_path / "package.json").write_text('{"text": "an object, no list"}')
+    (tmp_path / "one.json").write_text('{"text": "an object, no list"}')
     (tmp_path / "numbers.JSON").write_text("[1, 2]")
     assert records.read(tmp_path, strict=True) == [
         Document("a.py", "x = 1\n"),
         Conversation("b/chat.jsonl:1", TALK),
         Document("b/chat.jsonl:2", "good"),
         Document("numbers.JSON", "[1, 2]"),
-        Document("package.json", '{"text": "an object, no list"}'),
+        Document("one.json", "an object, no list"),
     ]
 
 
@@ -109,11 +109,21 @@ BAD = {
         "turn 2 has reasoning_content, which is not read; put all of its text into its content"
     ),
     json.dumps({"messages": [USER, {**ASSISTANT, "weight": 0}]}): (
-        "turn 2 has weight 0, so it is not to be learnt, and single turns cannot be left out"
+        "turn 2 has weight 0; all turns of the assistant are learnt alike, and no others"
     ),
-    json.dumps({"messages": [USER, ASSISTANT], "tools": [{"name": "f"}]}): "it has tools, which are not read",
+    json.dumps({"messages": [USER, {**ASSISTANT, "train": False}]}): (
+        "turn 2 has train False; all turns of the assistant are learnt alike, and no others"
+    ),
+    json.dumps({"messages": [{**USER, "loss": True}, ASSISTANT]}): (
+        "turn 1 has loss True; all turns of the assistant are learnt alike, and no others"
+    ),
+    json.dumps({"messages": [USER, ASSISTANT], "tools": [{"name": "f"}]}): "it has tools, which jaxspec does not read",
+    json.dumps({"messages": [USER, ASSISTANT], "images": ["a.png"]}): "it has images, which jaxspec does not read",
+    json.dumps({"messages": [USER, ASSISTANT], "chat_template_kwargs": {"enable_thinking": False}}): (
+        "it has chat_template_kwargs, which jaxspec does not read"
+    ),
     json.dumps({"messages": [{"role": "system", "content": "x"}, USER, ASSISTANT], "system": "y"}): (
-        "it has a system prompt beside its turns and one among them"
+        "it has more than one system prompt"
     ),
     '{"conversations": [{"from": "human", "value": ""}]}': "the value of turn 1 is empty",
     json.dumps({"messages": [ASSISTANT, USER]}): "turn 1 is the assistant's, but should be the user's",
@@ -160,7 +170,7 @@ def test_nothing_good_is_left(tmp_path: Path):
         ValueError, match=r"^none of 2 records can be used: a\.jsonl:1: it is not JSON; a\.jsonl:2: its"
     ):
         records.read(path)
-    for name, content in (("b.json", '{"text": "hi"}'), ("c.json", "[]"), ("d.json", "1\n2")):
+    for name, content in (("b.json", "7"), ("c.json", "[]"), ("d.json", "1\n2")):
         (tmp_path / name).write_text(content)
         with pytest.raises(ValueError, match=f"{name} holds no records; a .jsonl file has one per line and a"):
             records.read(tmp_path / name)
@@ -172,6 +182,37 @@ def test_lines_in_a_file_named_as_a_list_and_a_system_prompt_beside_the_turns(tm
         Conversation("a.json:1", (Message("system", "be brief"), *TALK)),
         Document("a.json:2", "good"),
     ]
+
+
+def test_one_record_a_file_and_files_of_other_forms(tmp_path: Path, capsys: pytest.CaptureFixture):
+    talk = {"messages": [USER, ASSISTANT], "system_prompt": "be brief"}
+    (tmp_path / "a.json").write_text(json.dumps(talk, indent=1))
+    lines(tmp_path / "b.ndjson", talk)
+    settings = {"name": "left-pad", "files": ["a.js"], "messages": {"en": "hi"}}
+    (tmp_path / "c.json").write_text(json.dumps(settings))
+    others = ({"data": [talk]}, [talk["messages"]], [[USER], [USER]])
+    for name, content in zip("def", others, strict=True):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    lines(tmp_path / "g.jsonl", talk["messages"])
+    lines(tmp_path / "h.jsonl", {"prompt": "x", "completion": "y"})
+    whole = (Message("system", "be brief"), *TALK)
+    assert records.read(tmp_path) == [
+        Conversation("a.json", whole),
+        Conversation("b.ndjson:1", whole),
+        Document("c.json", json.dumps(settings)),
+    ]
+    err = capsys.readouterr().err
+    assert "skipped 5 of 8 records: d.json: its records are inside an object" in err
+    assert "e.json: no record of this file has messages, conversations or text" in err
+
+
+def test_linked_folders_are_read_and_loops_end(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/a.txt").write_text("text")
+    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/loop").symlink_to(tmp_path / "data")
+    assert [each.name for each in records.read(tmp_path / "data")] == ["linked/a.txt"]
 
 
 def test_paths_without_text(tmp_path: Path):

@@ -59,7 +59,7 @@ def test_few_kept_texts_loop():
     assert screen.screened(looping(2)) == {LEFT_OUT: "looping"}
     assert (screen.texts, screen.looping, screen.total) == (4, 1, 4 * 17)
     assert screen.summary([{LEFT_OUT: "looping"}, kept[0], {LEFT_OUT: "looping"}]) == (
-        "78% of their 4-grams are distinct, 25% of them loop; left out: 2 looping"
+        "78% of their 4-grams are distinct, 25% of the texts loop; left out: 2 looping"
     )
     everything = Screen(set())
     assert all(everything.screened(looping(number)) == looping(number) for number in range(3))

@@ -179,6 +179,19 @@ def test_bad_input_ends_in_one_sentence(arguments, words, target, data, tmp_path
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_run_is_not_resumed_with_another_target(target, data, tmp_path):
+    """What is at the same path has changed."""
+    ckpt = tmp_path / "ckpt"
+    shutil.copytree(target, ckpt, ignore=shutil.ignore_patterns("heads"))
+    given = ("eagle", "--target", ckpt, "--data", data, "--steps", 2, "--batch-size", 2, "--context", 32)
+    assert command(*given)[0] == 0
+    shutil.rmtree(ckpt / "heads/eagle")
+    (ckpt / "config.json").write_text((ckpt / "config.json").read_text() + "\n")
+    code, err = command(*given)
+    assert code == 2
+    assert "was started with the hash of the target" in err.splitlines()[-1]
+
+
 def test_a_head_of_another_target_is_refused(eagle, tmp_path):
     target, _ = eagle
     config = heads.read_head(target / "heads/eagle", "eagle")

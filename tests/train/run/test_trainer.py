@@ -216,18 +216,32 @@ def test_a_step_is_compiled_once(packed, tmp_path, monkeypatch):
 
 
 def test_a_run_is_of_one_command(packed, tmp_path):
-    with open_run(tmp_path / "run", {"--seed": 1, "--steps": 12}) as run:
+    with open_run(tmp_path / "run", {"command": "lm", "--seed": 1}) as run:
         fit(lm.loss, model(), None, packed, RECIPE, run)
     with (
         pytest.raises(ValueError, match=r"started with --seed 1 and not 2; give the same"),
-        open_run(tmp_path / "run", {"--seed": 2, "--steps": 12}),
+        open_run(tmp_path / "run", {"command": "lm", "--seed": 2}),
     ):
         pass
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/file").touch()
-    with pytest.raises(ValueError, match="is not the folder of a run"), open_run(tmp_path / "other", {}):
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "is not the folder of a run"),
+        ('{"editor.tabSize": 4}', "is not of a run of jaxspec-train"),
+        ("[1]", "is not of a run of jaxspec-train"),
+        ('{"command": "lm"}', "holds thesis.txt, which is not of a run"),
+    ],
+)
+def test_what_others_have_in_a_folder_stays(content, words, tmp_path):
+    """Also if they have settings.json there, as editors do."""
+    (tmp_path / "thesis.txt").write_text("precious")
+    if content is not None:
+        (tmp_path / "settings.json").write_text(content)
+    with pytest.raises(ValueError, match=words), open_run(tmp_path, {"command": "lm"}):
         pass
-    assert (tmp_path / "other/file").exists()
+    assert (tmp_path / "thesis.txt").exists()
 
 
 def test_a_run_that_was_killed_while_it_wrote_its_settings_begins_anew(tmp_path):
