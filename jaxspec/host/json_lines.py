@@ -34,7 +34,9 @@ class LineLog:
 
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines, the settings first. Raises ValueError if the file is no log."""
-        *ended, _ = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        *ended, rest = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
+        if rest and not ended:  # the first line, that of the settings, is always written whole
+            raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         try:
             lines = [json.loads(line) for line in ended]
         except ValueError as error:

@@ -84,7 +84,7 @@ def test_another_runs_log_is_refused(changes: dict, says: str, finished: Finishe
         finished(tmp_path / "out.json", **changes)
 
 
-@pytest.mark.parametrize("text", ["not json\n", "[1]\n", '{"a": 1}\n'])
+@pytest.mark.parametrize("text", ["not json\n", "not json, and no line", "[1]\n", '{"a": 1}\n'])
 def test_a_file_that_is_no_log_is_refused_and_kept(text: str, finished: Finished, tmp_path: Path):
     log = tmp_path / "out.json.jsonl"
     log.write_text(text, encoding="utf-8")
