@@ -37,7 +37,8 @@ def project_files() -> list[Path]:
 @pytest.mark.soak
 def test_it_shares_an_environment():
     """With other projects in JAX, one after the other, as both use one folder; needs a network."""
-    python = next(filter(shutil.which, ("python3.12", "python3.13")), None)
+    runs = lambda name: shutil.which(name) and not subprocess.run([name, "-c", ""], check=False).returncode
+    python = next(filter(runs, ("python3.12", "python3.13")), None)
     if python is None:
         pytest.skip("sglang-jax needs Python 3.12")
     inherited = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # JAX exits at unknown ones

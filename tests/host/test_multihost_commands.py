@@ -49,7 +49,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
         process.kill()
         process.communicate()
     assert not head.exists(), "it had ended before"
-    run.metrics.write_text(run.metrics.read_text().replace('"step": 1,', '"step": 1, "before": 1,'))
+    run.metrics.write_text(run.metrics.read_text().replace('"step":1,', '"step":1,"before":1,'))
     convert = ("jaxspec-convert", "llama", folder / "hf", folder / "converted")
     texts = [f"def f{'x' * i}(" for i in range(11)]
     (folder / "questions.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
@@ -62,7 +62,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     assert (folder / "converted" / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
     curve = [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()]
     assert curve == list(range(1, 13))
-    assert '"before": 1' in run.metrics.read_text(), "it began anew"
+    assert '"before":1' in run.metrics.read_text(), "it began anew"
     assert all(np.isfinite(array).all() for array in weights(head).values())
     assert np.load(folder / "features/known.npy").any()
 
