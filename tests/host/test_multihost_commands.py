@@ -64,7 +64,7 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
     assert curve == list(range(1, 13))
     assert '"before":1' in run.metrics.read_text(), "it began anew"
     assert all(np.isfinite(array).all() for array in weights(head).values())
-    assert np.load(folder / "features/known.npy").any()
+    assert any((folder / "features").glob("window-*.npy"))
 
     answers = [[json.loads(line) for line in out.splitlines() if line[:1] == "{"] for out in (first, second)]
     ((answer,), nothing) = answers  # gloo prints lines of its own
