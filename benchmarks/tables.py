@@ -235,14 +235,21 @@ def verify_run(name: object) -> tuple[str, dict[str, Any]]:
 
 
 def verify_smollm2() -> str:
-    """The verdict on SmolLM2."""
-    run = result("verify_smollm2_float32")
-    differences = sum(method["divergences"] for method in run["methods"].values())
-    return (
-        f"`--target smollm2 --greedy` in float32 ([JSON](../benchmarks/results/verify_smollm2_float32.json)): "
-        f"{len(run['methods'])} methods, {run['greedy_tokens']:,} tokens, {differences} differences, "
-        f"{run['verdict'].upper()}.\n"
-    )
+    """The verdicts on SmolLM2."""
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        run = result(f"verify_smollm2_{dtype}")
+        methods = run["methods"]
+        (*_, itself), (*_, others) = (
+            flips([each for name, each in methods.items() if (name == "plain") == alone]) for alone in (True, False)
+        )
+        rates = f" (per 1,000 tokens: `plain` against itself {itself}, others {others})" if run["divergences"] else ""
+        found.append(
+            f"{dtype} ([JSON](../benchmarks/results/verify_smollm2_{dtype}.json)), {len(methods)} methods, "
+            f"{run['greedy_tokens']:,} tokens, {run['divergences']} differences{rates}, "
+            f"{run['unexplained_divergences']} unexplained, {run['verdict'].upper()}"
+        )
+    return f"`--target smollm2 --greedy`: {'; '.join(found)}.\n"
 
 
 def verify_float32() -> str:
