@@ -11,6 +11,9 @@ from jaxspec.host import buckets
 from jaxspec.host.atomic import write_whole
 
 
+_BEGIN = '{"settings":'  # of the first line
+
+
 @dataclasses.dataclass(frozen=True)
 class LineLog:
     """Such a file; for errors, its kind, such as `the log of a bench run`, and `other`, such as `another --json`."""
@@ -35,7 +38,7 @@ class LineLog:
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines, the settings first. Raises ValueError if the file is no log."""
         *ended, rest = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
-        if rest and not ended:  # the first line, that of the settings, is always written whole
+        if not ended and rest[: len(_BEGIN)] != _BEGIN[: len(rest)]:
             raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         try:
             lines = [json.loads(line) for line in ended]

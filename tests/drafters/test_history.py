@@ -100,7 +100,7 @@ def test_bounds():
         parse_method("eagle,history=17")
     with pytest.raises(ValueError, match="ngram has no setting 'history=3'"):
         parse_method("ngram,history=3")
-    with pytest.raises(ValueError, match="ngram has no head for history to stand beside"):
+    with pytest.raises(ValueError, match="ngram has no head, which history needs"):
         Method(Ngram(), history=3)
 
 

@@ -82,7 +82,7 @@ def test_choices_of_one_token_are_read_once(model, monkeypatch):
 
 @pytest.mark.parametrize("text", [([], [1]), ([1], []), ([1], [2] * 257)])
 def test_what_has_no_score(text, model):
-    with pytest.raises(ValueError, match="a score needs one of each"):
+    with pytest.raises(ValueError, match="a score needs at least one token of each"):
         list(scoring.scores(model, [text], 1))
 
 

@@ -84,7 +84,7 @@ def test_run_with_stop_strings(engine, asked, ample, rows):
     stops = StopStrings([stop], engine.model.tokenizer)
     expected = [stops.cut(each.tokens, each.prompt_tokens)[1] for each in ample]
     assert sum(len(text) < len(each.text) for text, each in zip(expected, ample, strict=True)) > 0
-    assert [each.text for each in engine.run(asked, stops, log_probs=True)] == expected
+    assert [each.text for each in engine.run(asked, stops=stops, log_probs=True)] == expected
 
 
 def test_rows_of_continuous_batching(engine, asked, ample, rows):
