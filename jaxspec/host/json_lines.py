@@ -10,7 +10,6 @@ from typing import Any
 from jaxspec.host import buckets
 from jaxspec.host.atomic import write_whole
 
-
 _BEGIN = '{"settings":'  # of the first line
 
 

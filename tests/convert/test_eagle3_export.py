@@ -133,7 +133,7 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
         (
             "eagle3",
             {"tap_norm": "each"},
-            "EAGLE's own code does not compute .* norms the layers of the target before fc",
+            "EAGLE's own code does not .* norms the layers of the target before fc",
         ),
         ("eagle3", {"norm_before_residual": True}, "begins the residual stream with the normed feature"),
         ("eagle3", {"returns_normed": True}, "feeds back the output of its final norm"),
