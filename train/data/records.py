@@ -24,12 +24,7 @@ _A_KEY = f"{', '.join(_CONVERSATIONS)} or text"
 _UNREAD = (  # of a turn: more that the assistant wrote, and which parts of it are learnt
     "reasoning_content", "reasoning", "thinking", "tool_calls", "function_call", "train_detail",
 )  # fmt: skip
-_WEIGHTS = (
-    "weight",
-    "loss",
-    "loss_weight",
-    "train",
-)  # of a turn: whether it is learnt, by OpenAI, ms-swift and Axolotl
+_WEIGHTS = ("weight", "loss", "loss_weight", "train")  # of a turn: whether it is learnt (OpenAI, ms-swift, Axolotl)
 _IN_PROMPT = (  # of a record: in the prompt, as the chat template formats them
     "tools", "functions", "documents", "chat_template_kwargs", "image", "images", "videos", "audios",
 )  # fmt: skip
