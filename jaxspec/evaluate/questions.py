@@ -283,7 +283,8 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(io.BytesIO(path.read_bytes()) if in_bucket(path) else path).to_pylist()
     except Exception as error:  # pyarrow has more kinds than ValueError and OSError
-        raise ValueError(f"the prompt file {prompts} cannot be read as Parquet: {error}") from error
+        reason = error if path.exists() else "there is no such file"
+        raise ValueError(f"the prompt file {prompts} cannot be read as Parquet: {reason}") from error
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:
