@@ -154,19 +154,21 @@ class BucketPath(PosixPath):
 def files_under(folder: Path) -> list[Path]:
     """All files in a folder and the folders below it, sorted."""
     if not in_bucket(folder):
-        return sorted(file for file in _inside(folder, ()) if file.is_file())
+        return sorted(file for file in _inside(folder, folder.resolve(), set()) if file.is_file())
     with BucketPath._there(folder) as there:  # pyright: ignore[reportArgumentType]
         # Of the folders, epath gives gcsfs's names, which have no scheme.
         return sorted(BucketPath(f"{SCHEME}//{root}/{name}") for root, _, names in there.walk() for name in names)
 
 
-def _inside(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """All below a folder, through linked folders too, except those that are links to a folder `above`."""
-    if not folder.is_dir() or (place := folder.resolve()) in above:
+def _inside(folder: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
+    """All below a folder, through links to folders that are not below `root`; each folder once (`seen`)."""
+    if not folder.is_dir() or (place := folder.resolve()) in seen:
         return
-    for path in folder.iterdir():
+    seen.add(place)
+    for path in sorted(folder.iterdir()):
         yield path
-        yield from _inside(path, (*above, place))
+        if not (path.is_symlink() and path.resolve().is_relative_to(root)):
+            yield from _inside(path, root, seen)
 
 
 def remove(folder: Path) -> None:

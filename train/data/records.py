@@ -66,8 +66,8 @@ def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
     If `path` is a `.json`, `.jsonl` or `.ndjson` file, it holds records. In a folder, such a file holds records if it
-    contains an object with a record's key, and is a bad record itself if it contains other objects, or lists of
-    messages. Otherwise, and if it is a single other object, it is plain text, like all other files. Raises as `usable`.
+    contains an object with a record's key. Otherwise it is a bad record itself; but a `.json` file that holds neither
+    several objects nor lists of messages is plain text, like all other files. Raises as `usable`.
     """
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
@@ -90,7 +90,7 @@ def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
     messages = any({"role", "content"} <= each.keys() for value in lists for each in value if isinstance(each, dict))
     several = sum(isinstance(value, dict) for _, value in entries) > 1
     if messages or several or (entries and Path(file.name).suffix.lower() in _LINES):
-        return [BadRecord(file.name, f"no record of this file has {_A_KEY}")]
+        return [BadRecord(file.name, f"no record of this file has usable {_A_KEY}")]
     return [file]
 
 

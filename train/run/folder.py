@@ -92,7 +92,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         before = _settings(file)
         if run.started:
             _check_same(file, before, settings)
-        elif strange := sorted(path.name for path in others if path.name not in _ENTRIES):
+        elif strange := _strange(folder):
             raise ValueError(
                 f"{folder} holds {strange[0]}, which is not of a run; remove it, or name another with --run"
             )
@@ -109,7 +109,7 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         processes.wait()
         yield run
     finally:
-        if not run.started:
+        if not run.started and not _strange(folder):
             with contextlib.suppress(OSError):
                 buckets.remove(folder)
                 if first:
@@ -121,13 +121,20 @@ def _is_part(name: str) -> bool:
     return name.endswith(".part") and any(name.startswith(f".{entry}.") for entry in _ENTRIES)
 
 
+def _strange(folder: Path) -> list[str]:
+    """The names in a folder that no run writes."""
+    found = (path.name for path in folder.iterdir()) if folder.exists() else ()
+    return sorted(name for name in found if name not in _ENTRIES and not _is_part(name))
+
+
 def _settings(file: Path) -> dict[str, Any]:
     """The settings of the run in a folder. Raises ValueError if they cannot be read, or are of something else."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}; remove {file.parent} to start again") from error
-    if not isinstance(found, dict) or "command" not in found:
+    ours = lambda name: name == "command" or name.startswith(("--", "the "))
+    if not isinstance(found, dict) or "command" not in found or not all(map(ours, found)):
         raise ValueError(f"{file} is not of a run of jaxspec-train; name another folder with --run")
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.train.data import dataset, tokenizer
 from jaxspec.train.data.sources import Sources
-from jaxspec.train.data.text import Document
+from jaxspec.train.data.text import Document, Encoded
 from jaxspec.train.hyperparameters import Recipe
 
 RECIPE = Recipe(steps=10, batch_size=4, learning_rate=1e-3)
@@ -53,6 +53,14 @@ def test_batches_hold_both(learnt: Any, tmp_path: Path):
     epoch = [found[np.asarray(next(stream).index)] for _ in range(10)]
     assert np.sum(epoch) == 20
     assert sum(0 < batch.sum() < 4 for batch in epoch) > 5
+
+
+def test_windows_without_a_token_that_counts_are_refused(learnt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    prompt = Encoded(np.arange(640, dtype=np.int32) % 5, np.zeros(640, bool))
+    monkeypatch.setattr(dataset, "encode", lambda *given: [prompt])
+    with pytest.raises(ValueError, match="no token of the assistant is in any of 40 windows of 16 tokens"):
+        dataset.prepare(tmp_path, learnt, Sources(OPEN), 16, RECIPE)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):

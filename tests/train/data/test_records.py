@@ -203,16 +203,20 @@ def test_one_record_a_file_and_files_of_other_forms(tmp_path: Path, capsys: pyte
     ]
     err = capsys.readouterr().err
     assert "skipped 5 of 8 records: d.json: its records are inside an object" in err
-    assert "e.json: no record of this file has messages, conversations or text" in err
+    assert "e.json: no record of this file has usable messages, conversations or text" in err
 
 
 def test_linked_folders_are_read_and_loops_end(tmp_path: Path):
     (tmp_path / "data").mkdir()
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/a.txt").write_text("text")
+    (tmp_path / "data/own").mkdir()
+    (tmp_path / "data/own/b.txt").write_text("text")
+    (tmp_path / "data/again").symlink_to("own")  # its files are read once
     (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/itself").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere/loop").symlink_to(tmp_path / "data")
-    assert [each.name for each in records.read(tmp_path / "data")] == ["linked/a.txt"]
+    assert [each.name for each in records.read(tmp_path / "data")] == ["linked/a.txt", "own/b.txt"]
 
 
 def test_paths_without_text(tmp_path: Path):

@@ -231,6 +231,7 @@ def test_a_run_is_of_one_command(packed, tmp_path):
         (None, "is not the folder of a run"),
         ('{"editor.tabSize": 4}', "is not of a run of jaxspec-train"),
         ("[1]", "is not of a run of jaxspec-train"),
+        ('{"command": "train", "lr": 1}', "is not of a run of jaxspec-train"),
         ('{"command": "lm"}', "holds thesis.txt, which is not of a run"),
     ],
 )
@@ -242,6 +243,13 @@ def test_what_others_have_in_a_folder_stays(content, words, tmp_path):
     with pytest.raises(ValueError, match=words), open_run(tmp_path, {"command": "lm"}):
         pass
     assert (tmp_path / "thesis.txt").exists()
+
+
+def test_what_comes_into_a_run_that_fails_stays(tmp_path):
+    with contextlib.suppress(CrashError), open_run(tmp_path / "run", {"command": "lm"}):
+        (tmp_path / "run/notes.txt").write_text("precious")
+        raise CrashError
+    assert (tmp_path / "run/notes.txt").exists()
 
 
 def test_a_run_that_was_killed_while_it_wrote_its_settings_begins_anew(tmp_path):
