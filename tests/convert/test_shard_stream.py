@@ -138,6 +138,7 @@ def test_two_files_at_most(there: hub.Hub, tmp_path: Path):
     shards.close()
 
 
+@pytest.mark.soak
 def test_from_a_bucket(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     source, folder = f"gs://{NAME}/hf", tmp_path / "hf"

@@ -131,7 +131,7 @@ print(json.dumps(dict(
 """
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", pytest.param("tpu", marks=pytest.mark.soak)])
 def test_a_vocabulary_cut_in_eight_stays_where_it_is(platform: str):
     """Cut, drawn with noise of which each device makes its own part, and compared: no array has a whole vocabulary."""
     found = json.loads(several_devices.output("-c", CUT.replace("{platform}", platform)))

@@ -70,6 +70,7 @@ def test_each_is_as_alone_whatever_the_order(order, engine, alone):
         assert one.prefill_seconds > 0 and one.decode_seconds >= 0
 
 
+@pytest.mark.soak  # `tests/lossless/test_sampling.py` has seeds in any batch
 def test_sampled_texts_do_not_depend_on_the_rows(engine):
     settings = {"max_new_tokens": BUDGETS, "temperature": [1.0, 0.0, 0.7, 1.3] * 2, "top_k": [0, 5] * 4, "seed": 4}
     one, several = (engine.generate(PROMPTS, **settings, batch_size=size) for size in (1, 3))

@@ -89,6 +89,7 @@ def test_a_level_is_what_a_longer_round_takes_more():
     assert 0 < level < 1e-8 and rest == 0
 
 
+@pytest.mark.soak
 def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypatch):
     shorten(monkeypatch, (1, 2))
     model = load(tiny.checkpoint(tmp_path / "ckpt", num_layers=2))

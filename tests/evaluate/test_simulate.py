@@ -133,7 +133,7 @@ def test_every_trained_drafter_gets_weights_of_the_shape(method: str, model: Che
 @pytest.mark.parametrize(
     ("method", "nodes"),
     [
-        ("dflash,block=4+eagle2,total=7,depth=3,width=3", 6),
+        pytest.param("dflash,block=4+eagle2,total=7,depth=3,width=3", 6, marks=pytest.mark.soak),
         ("dflash,block=4", 3),
     ],
 )

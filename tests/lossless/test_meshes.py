@@ -54,7 +54,8 @@ def test_meshes_change_no_token(cases: list[str]):
         assert least <= one["weights"] < least + 0.15  # norms, and heads that devices share, are whole
 
 
-@pytest.mark.parametrize("mesh", ["2x4x1", pytest.param("2x2x2", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("mesh", ["2x4x1", "2x2x2"])
 def test_the_kernel_of_attention_on_a_mesh(mesh: str):
     """Each device attends with its own query heads: of 4 that share 2 KV heads, where the mesh cuts both.
 
