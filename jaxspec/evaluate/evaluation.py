@@ -63,8 +63,6 @@ def run(settings: Eval) -> None:
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     ours = numbers_of(plan, settings.shard)
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
-    if settings.method is None:
-        say(f"method: {engine.method}")
     numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
     about, out = describe_eval(settings, plan, engine), settings.out
