@@ -5,25 +5,9 @@ from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
-from jaxspec.report.runs import Run
-from jaxspec.report.tables import (
-    CHANGE,
-    HUNDREDTHS,
-    NOTHING,
-    ONE,
-    PARTS,
-    SHARE,
-    TIMES,
-    Cell,
-    Measure,
-    Number,
-    Table,
-    a_token,
-    derived,
-    measure,
-    number,
-    published,
-)
+from jaxspec.report.numbers import CHANGE, HUNDREDTHS, NOTHING, ONE, SHARE, TIMES, Number, a_token, derived, number
+from jaxspec.report.runs import PARTS, Run
+from jaxspec.report.tables import Cell, Measure, Table, measure, published
 
 SPEEDUP = measure("speedup", "speedup")
 TAU = measure("τ", "tau")
