@@ -44,20 +44,16 @@ def in_bucket(path: str | Path) -> bool:
     return isinstance(path, BucketPath)
 
 
-def with_buckets(options: Any) -> Any:
-    """The options with their paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
-    changed = {}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if dataclasses.is_dataclass(value):
-            new = with_buckets(value)
-        elif isinstance(value, tuple):
-            new = tuple(to_path(each) if isinstance(each, Path) else each for each in value)
-        else:
-            new = to_path(value) if isinstance(value, Path) else value
-        if new is not value:
-            changed[field.name] = new
-    return dataclasses.replace(options, **changed) if changed else options
+def with_buckets(value: Any) -> Any:
+    """Options, or a value in them, with paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
+    if isinstance(value, Path):
+        return to_path(value)
+    if isinstance(value, tuple):
+        return tuple(map(with_buckets, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{name: with_buckets(inner) for name, inner in fields.items()})
+    return value
 
 
 class BucketPath(PosixPath):
