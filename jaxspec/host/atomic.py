@@ -234,4 +234,4 @@ def _is_disk_full(error: BaseException) -> bool:
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
         return True
     cause = error.__cause__ or error.__context__
-    return cause is not None and _is_disk_full(cause)
+    return cause is not None and cause is not error and _is_disk_full(cause)  # `buckets.described` may return its cause
