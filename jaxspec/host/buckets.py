@@ -190,16 +190,13 @@ def md5(path: Path) -> str | None:
 def download(path: Path, file: Path, digest: str | None) -> Path:
     """Copies an object into a file on a disk. Raises OSError if its MD5 is not `digest`, unless that is None."""
     hashed = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as stream, file.open("wb") as copy:
-        while True:
-            try:
-                part = stream.read(_PART)
-            except Exception as error:
-                raise described(error, path) from error
-            if not part:
-                break
-            hashed.update(part)
-            copy.write(part)
+    try:
+        with path.open("rb") as stream, file.open("wb") as copy:
+            for part in iter(lambda: stream.read(_PART), b""):
+                hashed.update(part)
+                copy.write(part)
+    except Exception as error:
+        raise described(error, path) from error
     if digest is not None and base64.b64encode(hashed.digest()).decode() != digest:
         file.unlink()
         raise OSError(errno.EIO, "it arrived damaged; run the same command again", str(path))
