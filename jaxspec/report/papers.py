@@ -1,6 +1,7 @@
 """The papers' tables: this run's numbers first, then the published ones."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
@@ -100,7 +101,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     yield by_method("EESD, Tables 10 to 13", pick(runs, rival), (ACCURACY, PORTION, HM, SPEED, SPEEDUP))
     yield stopped(runs)
     yield branched(runs)
-    yield by_method("EESD, Table 8", early, [(part, a_question(part)) for part in PARTS])
+    yield by_method("EESD, Table 8", early, [(part, partial(a_question, part=part)) for part in PARTS])
 
 
 def stopped(runs: Sequence[Run]) -> Table:
@@ -127,15 +128,11 @@ def branched(runs: Sequence[Run]) -> Table:
     return of_paper("EESD, Table 7", ["model; chain", "method", "chain", "tree"], rows)
 
 
-def a_question(part: str) -> Callable[[Run, str], Number]:
+def a_question(run: Run, name: str, part: str) -> Number:
     """Seconds of a part of decoding, mean over the questions."""
-
-    def read(run: Run, name: str) -> Number:
-        whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
-        mean = None if whole.value is None else whole.value / questions
-        return Number(mean, SHARE, ["a question", *whole.of])
-
-    return read
+    whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
+    mean = None if whole.value is None else whole.value / questions
+    return Number(mean, SHARE, ["a question", *whole.of])
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:
