@@ -41,11 +41,10 @@ def available_bytes(device: Any) -> int:
 
 def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None, mesh: Mesh | None = None) -> None:
     """Raises CheckpointError where parameters exceed the default device's free memory, or parts a split mesh's."""
-    device = jax.devices()[0] if mesh is None else mesh.local_devices[0]
     if mesh is None:
-        needed = required_bytes(config, dtype, quantize)
+        device, needed = jax.devices()[0], required_bytes(config, dtype, quantize)
     else:
-        needed = device_bytes(place(abstract(config, quantize), mesh, dtype=dtype))
+        device, needed = mesh.local_devices[0], device_bytes(place(abstract(config, quantize), mesh, dtype=dtype))
     if needed <= (free := available_bytes(device)):
         return
     size, there = filesize.decimal(needed), f"{device.platform}:{device.id} has {filesize.decimal(free)} free"

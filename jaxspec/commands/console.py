@@ -126,7 +126,8 @@ def parse(kind: Any, prog: str, args: Sequence[str], description: str | None = N
     help_texts.prepare(kind, texts=not {"-h", "--help"}.isdisjoint(args))
     try:
         with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, prog=prog, description=description, args=args, config=(tyro.conf.OmitArgPrefixes,))
+            config = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+            return tyro.cli(kind, prog=prog, description=description, args=args, config=config)
     except SystemExit as exit_:
         if exit_.code in (0, None):
             raise

@@ -5,7 +5,6 @@ import shutil
 import statistics
 
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.checkpoint.loading import load
@@ -14,6 +13,7 @@ from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.divergence import diverges
 from jaxspec.evaluate.questions import read_questions
+from jaxspec.evaluate.table import print_table
 from jaxspec.host.compilation import compile_all
 from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
@@ -60,7 +60,7 @@ def run(settings: Demo) -> None:
     if console.color_system:
         console.print(legend(colours=True).partition(", struck")[0], style="dim")
     console.rule()
-    console.print(table(runs, model.target))
+    print_table(console, "method", ("tokens/s", "speedup", "tau", "divergences"), rows(runs, model.target))
     console.print(EXPLAINED, style="dim")
     if seconds(runs[best]) > seconds(runs["plain"]):
         console.print("Plain decoding was the fastest here. Other work on this machine disturbs such short timings.")
@@ -74,22 +74,16 @@ def seconds(found: list[Generation]) -> float:
     return statistics.median(each.decode_seconds for each in found)
 
 
-def table(runs: dict[str, list[Generation]], target: Llama) -> Table:
-    """Tokens/s (medians), speedup, tau and divergences of each method, the fastest first.
+def rows(runs: dict[str, list[Generation]], target: Llama) -> list[tuple[str, ...]]:
+    """Name, tokens/s (medians), speedup, tau and divergences of each method, the fastest first.
 
     Speedup and divergences are against the first method of `runs`.
     """
-    shown = Table("method", "tokens/s", "speedup", "tau", "divergences", box=None)
-    reference = next(iter(runs.values()))
+    found, reference = [], next(iter(runs.values()))
     plain = reference[0]
-    for name, found in sorted(runs.items(), key=lambda item: seconds(item[1])):
-        counts = found[0].statistics
-        apart = diverges(target, 0, 0, (plain.prompt_tokens, plain.tokens), found[0].tokens)
-        shown.add_row(
-            name,
-            f"{counts.tokens / seconds(found):.0f}",
-            f"{seconds(reference) / seconds(found):.2f}x",
-            f"{counts.tau:.2f}",
-            "0" if apart is None else f"1, at a gap of {apart.gap:.1e}",
-        )
-    return shown
+    for name, ours in sorted(runs.items(), key=lambda item: seconds(item[1])):
+        counts, speedup = ours[0].statistics, seconds(reference) / seconds(ours)
+        apart = diverges(target, 0, 0, (plain.prompt_tokens, plain.tokens), ours[0].tokens)
+        differ = "0" if apart is None else f"1, at a gap of {apart.gap:.1e}"
+        found.append((name, f"{counts.tokens / seconds(ours):.0f}", f"{speedup:.2f}x", f"{counts.tau:.2f}", differ))
+    return found

@@ -6,14 +6,11 @@ tyro keeps the line breaks of the source in the help of an option, so that lines
 import ast
 import dataclasses
 import inspect
-import pathlib
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
 from jaxspec.options.shared import Option
-
-METAVARS = {str | None: "TEXT", int | None: "INT", float | None: "FLOAT", pathlib.Path | None: "PATH"}
 
 
 def summary(kind: type) -> str:
@@ -49,7 +46,7 @@ def _annotate(owner: type, texts: dict[str, str]) -> None:
             name=option.name,
             aliases=option.aliases or None,
             help=texts.get(name, option.help),
-            metavar=option.metavar or _metavar(plain[name]),
+            metavar=option.metavar or ("TEXT" if plain[name] in (str, str | None) else None),
             help_behavior_hint="" if fields[name].default in (None, ()) or option.positional else None,
         )
         kind = Annotated[plain[name], shown, option]
@@ -57,18 +54,6 @@ def _annotate(owner: type, texts: dict[str, str]) -> None:
         owner.__annotations__[name] = tyro.conf.UseAppendAction[kind] if option.repeated else kind
     if owner.__doc__:
         owner.__doc__ = "\n\n".join(" ".join(part.split()) for part in owner.__doc__.split("\n\n"))
-
-
-def _metavar(kind: Any) -> str | None:
-    """The placeholder of an option's value, without the None of an omitted option. None: tyro's own placeholder."""
-    match get_args(kind):
-        case (inner, none) if none is type(None) and get_origin(inner) is Literal:
-            return f"{{{','.join(map(str, get_args(inner)))}}}"
-        case (inner, none) if none is type(None) and get_origin(inner) is tuple:
-            name = get_args(inner)[0].__name__.upper()
-            return f"{name} [{name} ...]"
-        case _:
-            return METAVARS.get(kind)
 
 
 def docstrings(owner: type) -> dict[str, str]:

@@ -237,7 +237,7 @@ def _label(settings: Bench, after: str) -> str:
 def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
     """The forms of the methods. Bytes that drafting reads are counted once per head: they do not depend on the tree."""
     reads: dict[tuple[Drafter, str | None], Parts] = {}
-    forms = {}
+    forms, greedy = {}, plan.settings.sampling.temperature == 0
     for name, engine in engines.items():
         method = engine.method
         key = (method.drafter, method.head)
@@ -245,9 +245,7 @@ def forms_of(plan: Workload, engines: Mapping[str, Engine]) -> dict[str, Form]:
             reads[key] = chain_on_one_chip(method, engine.models)
         forms[name] = Form(
             resolved=str(method),
-            sizes=method.speculation(
-                plan.settings.sampling.temperature == 0, tree_sizes=engine.tree_sizes
-            ).verify_sizes,
+            sizes=method.speculation(greedy, tree_sizes=engine.tree_sizes).verify_sizes,
             is_chain=method.builder.is_chain,
             read_bytes=weight_bytes(engine.model.target)["read_bytes"],
             draft_bytes=reads[key].draft.bytes if key in reads else 0,

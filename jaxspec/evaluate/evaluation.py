@@ -21,7 +21,7 @@ from jaxspec.evaluate.run_description import describe_eval
 from jaxspec.evaluate.runner import Workload
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_apart, check_folder, check_new, check_ours, write_whole
-from jaxspec.host.json_lines import append_lines, to_line
+from jaxspec.host.json_lines import append_lines, check_same_settings, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.by_command import Eval, Merge
@@ -63,8 +63,6 @@ def run(settings: Eval) -> None:
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     ours = numbers_of(plan, settings.shard)
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
-    if settings.method is None:
-        say(f"method: {engine.method}")
     numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
     about, out = describe_eval(settings, plan, engine), settings.out
@@ -225,33 +223,33 @@ def show(found: Mapping[str, Any]) -> None:
 
 def resume(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The answers of an earlier run, without an incomplete last line, and its speed (TIMES) if it was finished.
-    Rewrites both files with these answers."""
-    beside = path.with_suffix(".json")
-    lines, speed = _read(path, settings) if path.exists() or beside.exists() else ([], {})
+    Rewrites both files with these answers. Raises ValueError if they belong to another run, or are not of `eval`."""
+    beside, lines, speed = path.with_suffix(".json"), list[dict[str, Any]](), dict[str, Any]()
+    if path.exists() or beside.exists():
+        values, lines = read_results(path, "`jaxspec eval`: choose another --out")
+        check_same_settings(path, values["settings"], settings["settings"], "another --out")
+        speed = {name: values[name] for name in TIMES if name in values}
     write_whole(beside, to_json(settings | speed))
     write_whole(path, "".join(map(to_line, lines)))
     return lines, speed
 
 
-def _read(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Raises ValueError if the files belong to another run, or are not files of `eval`."""
-    beside = path.with_suffix(".json")
+def read_results(file: Path, expected: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the file beside a file of answers holds, and the lines of complete answers, none if there is no such file.
+
+    Raises ValueError that these are not results of what was `expected`.
+    """
+    beside = file.with_suffix(".json")
     try:
         values = json.loads(beside.read_text(encoding="utf-8"))
-        there, speed = values["settings"], {name: values[name] for name in TIMES if name in values}
-        *ended, _ = (path.read_text(encoding="utf-8") if path.exists() else "").split("\n")
+        *ended, _ = (file.read_text(encoding="utf-8") if file.exists() else "").split("\n")
         lines = [json.loads(line) for line in ended]
-        if not isinstance(there, dict) or not all({"index", "sample", "turns"} <= line.keys() for line in lines):
+        are_answers = all({"index", "sample", "turns"} <= line.keys() for line in lines)
+        if not (are_answers and isinstance(values["settings"], dict)):
             raise ValueError("no settings, or a line is not an answer")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} and {beside.name} are not results of `jaxspec eval`: choose another --out") from error
-    for name, ours in json.loads(json.dumps(settings["settings"])).items():
-        if (theirs := there.get(name)) != ours:
-            raise ValueError(
-                f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); delete it or "
-                "choose another --out"
-            )
-    return lines, speed
+        raise ValueError(f"{file} and {beside.name} beside it are not results of {expected}") from error
+    return values, lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,22 +283,18 @@ def merge(settings: Merge) -> None:
 
 def read_shard(file: Path) -> Finished:
     """The results in a shard's file of answers and in the one beside it. Raises ValueError as `merge`."""
-    beside = file.with_suffix(".json")
-    try:
-        values = json.loads(beside.read_text(encoding="utf-8"))
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        settings, asked = values["settings"], list(map(asked_of, lines))
-        shard = None if settings["shard"] is None else parse_shard(settings["shard"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} and {beside.name} beside it are not results of `jaxspec eval --shard`") from error
-    if shard is None:
+    if not file.exists():
+        raise ValueError(f"there is no {file}; name the files that `jaxspec eval --shard` has written by --out")
+    values, lines = read_results(file, "`jaxspec eval --shard`")
+    if (part := values["settings"].get("shard")) is None:
         raise ValueError(f"{file} holds the answers of a whole evaluation and not of a shard; leave it out")
+    shard, asked = parse_shard(str(part)), list(map(asked_of, lines))
     if "answers" not in values:
         raise ValueError(f"shard {shard} in {file} is not finished; run its command again")
     wrong = not all(shard.has(number) for number, _ in asked)
     if wrong or len(set(asked)) != values["answers"] or len(asked) != values["answers"]:
         raise ValueError(f"{file} was changed: its answers are not those of shard {shard}; run its command again")
-    return Finished(file, shard, settings, values, lines)
+    return Finished(file, shard, values["settings"], values, lines)
 
 
 def check_one_evaluation(shards: Sequence[Finished]) -> None:

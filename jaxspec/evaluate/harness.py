@@ -87,8 +87,6 @@ class Jaxspec(TemplateLM):
         if jax.process_index():
             os.environ["LOCAL_RANK"] = str(jax.process_index())  # then only the first process writes results
         self.engine = Engine.calibrated(target, method, dtype=dtype, mesh=mesh_of_all, quantize=quantize)
-        if method is None:
-            say(f"method: {self.engine.method}")
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:
             raise ValueError(f"{target} has no tokenizer, which the harness needs")

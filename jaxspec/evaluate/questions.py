@@ -72,16 +72,8 @@ class Format:
         return all(isinstance(values.get(key), str) for key in self.keys) and self.more(values)
 
 
-def _gsm8k_turn(values: Values) -> str:
-    return f"Question: {values['question']}\nAnswer:"
-
-
 def _alpaca_turn(values: Values) -> str:
     return "\n".join(filter(None, (values["instruction"], values.get("input"))))
-
-
-def _math_turn(values: Values) -> str:
-    return f"Problem:\n{values['problem']}\n\nSolution:"
 
 
 def _mbpp_turn(values: Values) -> str:
@@ -99,18 +91,19 @@ def _is_mbpp(values: Values) -> bool:
     return isinstance(task, str) and isinstance(tests, list) and all(isinstance(test, str) for test in tests)
 
 
+GSM8K, MATH = "Question: {question}\nAnswer:", "Problem:\n{problem}\n\nSolution:"
 FORMATS = (
     # HumanEval (arXiv:2107.03374)
-    Format("humaneval", ("task_id", "prompt", "entry_point"), lambda v: v["prompt"], id="task_id"),
+    Format("humaneval", ("task_id", "prompt", "entry_point"), "{prompt}".format_map, id="task_id"),
     # GSM8K (arXiv:2110.14168)
-    Format("gsm8k", ("question", "answer"), _gsm8k_turn, "answer", more=lambda v: bool(FINAL.search(v["answer"]))),
+    Format("gsm8k", ("question", "answer"), GSM8K.format_map, "answer", more=lambda v: bool(FINAL.search(v["answer"]))),
     # MBPP (arXiv:2108.07732), whole and sanitised
     Format("mbpp", ("code",), _mbpp_turn, "code", id="task_id", more=_is_mbpp, end="\n[DONE]"),
     # MATH-500: MATH (arXiv:2103.03874) with the answers and the split of arXiv:2305.20050, in Minerva's form
-    Format("math", ("problem", "solution", "answer"), _math_turn, "solution", id="unique_id", category="subject"),
+    Format("math", ("problem", "solution", "answer"), MATH.format_map, "solution", id="unique_id", category="subject"),
     # XSum (arXiv:1808.08745), CNN/DM (arXiv:1704.04368)
-    Format("xsum", ("document", "summary"), lambda v: f"Article: {v['document']}\nSummary:", "summary"),
-    Format("cnn-dm", ("article", "highlights"), lambda v: f"Article: {v['article']}\nSummary:", "highlights"),
+    Format("xsum", ("document", "summary"), "Article: {document}\nSummary:".format_map, "summary"),
+    Format("cnn-dm", ("article", "highlights"), "Article: {article}\nSummary:".format_map, "highlights"),
     # Alpaca's data and AlpacaEval
     Format("alpaca", ("instruction",), _alpaca_turn, more=lambda v: isinstance(v.get("input"), str | None)),
 )

@@ -17,17 +17,18 @@ BINS = 10
 
 
 def tally(trees: Iterable[Mapping[str, Sequence]]) -> list[list[float]]:
-    """Counts the drafts of rounds: [BINS][3], in each bin (drafts, sum of confidences, accepted drafts).
+    """Counts the drafts of rounds, as `in_bins`.
 
     Args:
         trees: the trees of rounds, from `runlog.tree_to_json`.
     """
-    found = np.zeros((BINS, 3))
-    for tree in trees:
-        confidence, accepted = judged(tree)
-        rank = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
-        np.add.at(found, rank, np.stack([np.ones_like(confidence), confidence, accepted], axis=1))
-    return found.tolist()
+    return add(in_bins(*judged(tree)) for tree in trees).tolist()
+
+
+def in_bins(confidence: np.ndarray, accepted: np.ndarray) -> np.ndarray:
+    """Counts drafts: [BINS, 3], in each bin (drafts, sum of confidences, accepted drafts)."""
+    rank = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+    return np.stack([np.bincount(rank, each, BINS) for each in (np.ones(len(rank)), confidence, accepted)], axis=1)
 
 
 def judged(tree: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
@@ -46,9 +47,9 @@ def judged(tree: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
     return np.minimum(np.exp(path[known] - path[parent[known]]), 1.0), accepted[known]
 
 
-def add(tallies: Iterable[list[list[float]]]) -> np.ndarray:
+def add(tallies: Iterable[list[list[float]] | np.ndarray]) -> np.ndarray:
     """The sum of several tallies: [BINS, 3]. Empty tallies are ignored."""
-    return sum((np.array(each) for each in tallies if each), np.zeros((BINS, 3)))
+    return sum((np.array(each) for each in tallies if len(each)), np.zeros((BINS, 3)))
 
 
 def table(counts: np.ndarray) -> list[dict[str, Any]]:
@@ -111,7 +112,5 @@ def _chain(chain: Round, levels: int) -> tuple[np.ndarray, int] | None:
 
 
 def _error(chance: np.ndarray, accepted: np.ndarray) -> float:
-    """The expected calibration error of probabilities."""
-    rank = np.clip(np.ceil(chance * BINS).astype(int) - 1, 0, BINS - 1)
-    gaps = np.bincount(rank, accepted - chance, BINS)
-    return float(np.abs(gaps).sum() / len(chance))
+    """The expected calibration error of at least one probability."""
+    return expected_calibration_error(in_bins(chance, accepted)) or 0.0

@@ -1,7 +1,6 @@
 """Runs and times all methods on all questions, alternating in one process."""
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -186,28 +185,12 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Yields a list that collects the names of programs in `TIMED` that are compiled or loaded from the disk cache.
-    Other programs do not run while time is measured."""
-    collecting, found = _collecting(), []
-    collecting.append(found)
-    try:
-        yield found
-    finally:
-        collecting[:] = [other for other in collecting if other is not found]
-
-
-@functools.cache
-def _collecting() -> list[list[str]]:
-    """The lists of `compilations`. Not all versions of JAX can remove a listener, so there is one for all lists."""
-    collecting: list[list[str]] = []
-
-    def listen(event: str, duration_secs: float, **about: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration" and (name := str(about.get("fun_name"))) in TIMED:
-            for found in collecting:
-                found.append(name)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return collecting
+    """Yields a list that has, after the block, the names of programs in `TIMED` that were compiled in it or loaded from
+    the disk cache. Other programs do not run while time is measured."""
+    names, found = compilation.compiled().names, list[str]()
+    before = len(names)
+    yield found
+    found += [name for name in names[before:] if name in TIMED]
 
 
 def _turn(passes: Sequence[Sequence[Generation]], row: int) -> Turn:

@@ -101,16 +101,12 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     if parent.name == "heads" and (parent.parent / "config.json").is_file():
         parent.mkdir(exist_ok=True)  # a checkpoint's first head
     check_new(out)
-    _remove_left_overs(out)
-    check_room(out, needed)
-    temporary = _temporary(out)
     try:
-        _make(temporary)
-        with unfinished.listed(temporary):
+        with scratch(out) as temporary:
+            check_room(out, needed)
             yield temporary
             temporary.rename(out)
     except BaseException as error:
-        unfinished.remove(temporary)
         if _is_disk_full(error):
             raise DiskFullError(
                 f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
@@ -149,10 +145,12 @@ def _is_unfinished(out: Path) -> bool:
 @contextlib.contextmanager
 def scratch(place: Path) -> Iterator[Path]:
     """A folder beside `place` for files of this process, removed at the end; a killed process's is removed first."""
-    place.parent.mkdir(parents=True, exist_ok=True)
     _remove_left_overs(place)
     temporary = _temporary(place)
-    _make(temporary)
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"{temporary.parent} cannot be written to ({error.strerror}); name another output") from error
     try:
         with unfinished.listed(temporary):
             yield temporary
@@ -168,9 +166,8 @@ def resume_in_bucket(out: Path, about: str) -> None:
     Raises:
         ValueError: `out` is complete, or was begun with another `about`.
     """
+    check_new(out)
     mark = out / UNFINISHED
-    if (out / "config.json").exists() or (out.exists() and not mark.exists()):
-        raise ValueError(f"{out} exists already; name another output or remove it first")
     if not mark.exists():
         mark.write_text(about)
     elif (begun := mark.read_text()) != about:
@@ -189,13 +186,6 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
         name = processes.broadcast_from_first(lambda: stack.enter_context(staged(out, needed)).name)
         yield out.absolute().with_name(name)
         processes.wait()
-
-
-def _make(temporary: Path) -> None:
-    try:
-        temporary.mkdir()
-    except OSError as error:
-        raise ValueError(f"{temporary.parent} cannot be written to ({error.strerror}); name another output") from error
 
 
 def _temporary(out: Path) -> Path:
@@ -244,4 +234,4 @@ def _is_disk_full(error: BaseException) -> bool:
     if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
         return True
     cause = error.__cause__ or error.__context__
-    return cause is not None and _is_disk_full(cause)
+    return cause is not None and cause is not error and _is_disk_full(cause)  # `buckets.described` may return its cause

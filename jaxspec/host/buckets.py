@@ -44,20 +44,16 @@ def in_bucket(path: str | Path) -> bool:
     return isinstance(path, BucketPath)
 
 
-def with_buckets(options: Any) -> Any:
-    """The options with their paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
-    changed = {}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if dataclasses.is_dataclass(value):
-            new = with_buckets(value)
-        elif isinstance(value, tuple):
-            new = tuple(to_path(each) if isinstance(each, Path) else each for each in value)
-        else:
-            new = to_path(value) if isinstance(value, Path) else value
-        if new is not value:
-            changed[field.name] = new
-    return dataclasses.replace(options, **changed) if changed else options
+def with_buckets(value: Any) -> Any:
+    """Options, or a value in them, with paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
+    if isinstance(value, Path):
+        return to_path(value)
+    if isinstance(value, tuple):
+        return tuple(map(with_buckets, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **{name: with_buckets(inner) for name, inner in fields.items()})
+    return value
 
 
 class BucketPath(PosixPath):
@@ -194,16 +190,13 @@ def md5(path: Path) -> str | None:
 def download(path: Path, file: Path, digest: str | None) -> Path:
     """Copies an object into a file on a disk. Raises OSError if its MD5 is not `digest`, unless that is None."""
     hashed = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as stream, file.open("wb") as copy:
-        while True:
-            try:
-                part = stream.read(_PART)
-            except Exception as error:
-                raise described(error, path) from error
-            if not part:
-                break
-            hashed.update(part)
-            copy.write(part)
+    try:
+        with path.open("rb") as stream, file.open("wb") as copy:
+            for part in iter(lambda: stream.read(_PART), b""):
+                hashed.update(part)
+                copy.write(part)
+    except Exception as error:
+        raise described(error, path) from error
     if digest is not None and base64.b64encode(hashed.digest()).decode() != digest:
         file.unlink()
         raise OSError(errno.EIO, "it arrived damaged; run the same command again", str(path))

@@ -1,6 +1,7 @@
 """Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import hashlib
@@ -61,23 +62,33 @@ def make_room(share: float = 0.9) -> None:
 
 def make_room_for_more() -> None:
     """`make_room` if anything was compiled since the last call. Call it before decoding."""
-    if (compiled := _compiled()).is_set():
-        compiled.clear()
+    if (found := compiled()).counted != len(found.names):
+        found.counted = len(found.names)
         make_room()
 
 
+@dataclasses.dataclass
+class Compiled:
+    """JAX's names of the programs that were compiled since the first call of `compiled`, or read from disk.
+
+    `counted` of them were there at the last `make_room_for_more`; -1 before the first.
+    """
+
+    names: list[str] = dataclasses.field(default_factory=list)
+    counted: int = -1
+
+
 @functools.cache
-def _compiled() -> threading.Event:
-    """An event that is set whenever JAX compiles a program."""
-    compiled = threading.Event()
-    compiled.set()
+def compiled() -> Compiled:
+    """The programs of this process. Not all versions of JAX can remove a listener, so there is only this one."""
+    found = Compiled()
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
         if event == _COMPILED:
-            compiled.set()
+            found.names.append(str(about.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
-    return compiled
+    return found
 
 
 AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
@@ -107,7 +118,8 @@ class Compilations(Generic[Name]):
         key: Callable[[Name], str] | None = None,
     ):
         self._label, self._pool = label, ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
-        self._times = CompileTimes(key and {name: key(name) for name in programs})
+        self._keys = {name: _digest(key(name)) for name in programs} if key else {}
+        self._took = dict[str, float]()  # seconds by key
         self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
         self._pool.shutdown(wait=False)
 
@@ -135,7 +147,7 @@ class Compilations(Generic[Name]):
             raise
         found = {name: future.result() for name, future in wanted.items()}
         if names is None:
-            self._times.store()
+            keep_times(self._took)
         return found
 
     def cancel(self) -> None:
@@ -149,7 +161,7 @@ class Compilations(Generic[Name]):
             say(f"compiling the {self._remark(names[0])}")
 
     def _remark(self, name: Name) -> str:
-        before = self._times.before(name)
+        before = times_before().get(self._keys.get(name, ""))
         return self._label(name) + ("" if before is None else f" (took {before:.0f} s before)")
 
     def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
@@ -159,7 +171,8 @@ class Compilations(Generic[Name]):
             return program()
         finally:
             _compiling.discard(threading.get_ident())
-            self._times.took[name] = time.perf_counter() - began
+            if name in self._keys:
+                self._took[self._keys[name]] = time.perf_counter() - began
 
 
 def compile_all(
@@ -171,40 +184,33 @@ def compile_all(
     return Compilations(programs, label, key).wait()
 
 
-class CompileTimes:
-    """Seconds that programs took to compile, in the user's cache folder.
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
-    Attributes:
-        took: by the program's name, the seconds of this process.
-    """
 
-    def __init__(self, keys: Mapping[Any, str] | None):
-        digest = lambda key: hashlib.sha256(key.encode()).hexdigest()[:16]
-        self._keys = {name: digest(key) for name, key in (keys or {}).items()}
-        self._path = cache_folder() / "compiled" / "seconds.json"
-        self.took: dict[Any, float] = {}
+def times_before() -> dict[str, float]:
+    """By key, the most seconds that a program took in an earlier process, which may have read it from disk."""
+    try:
+        found = json.loads(_times_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    def before(self, name: Any) -> float | None:
-        """The most seconds of an earlier process, which may have read the program from disk; None if there is none."""
-        return self._read().get(self._keys.get(name, ""))
 
-    def store(self) -> None:
-        """Adds the times of this process that are worth a remark."""
-        lasting = {self._keys[name]: took for name, took in self.took.items() if name in self._keys and took > PATIENCE}
-        if lasting and jax.process_index() == 0:
-            known = self._read()
-            longest = {key: max(took, known.pop(key, 0.0)) for key, took in lasting.items()}
-            newest = dict([*known.items(), *longest.items()][-MOST_TIMES:])
-            with contextlib.suppress(OSError):  # a read-only home
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(self._path, json.dumps(newest))
+def keep_times(took: Mapping[str, float]) -> None:
+    """Adds the seconds of this process that are worth a remark to those in the user's cache folder."""
+    lasting = {key: seconds for key, seconds in took.items() if seconds > PATIENCE}
+    if lasting and jax.process_index() == 0:
+        known = times_before()
+        longest = {key: max(seconds, known.pop(key, 0.0)) for key, seconds in lasting.items()}
+        newest = dict([*known.items(), *longest.items()][-MOST_TIMES:])
+        with contextlib.suppress(OSError):  # a read-only home
+            _times_file().parent.mkdir(parents=True, exist_ok=True)
+            write_whole(_times_file(), json.dumps(newest))
 
-    def _read(self) -> dict[str, float]:
-        try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+
+def _times_file() -> Path:
+    return cache_folder() / "compiled" / "seconds.json"
 
 
 def still_compiling() -> bool:

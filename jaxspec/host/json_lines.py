@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,27 +25,20 @@ class LineLog:
         """The lines after the settings; none if there is no file. Raises as `lines`, and if settings differ."""
         if not self.path.exists() or not (lines := self.lines()):
             return []
-        there, here = flat(lines[0]["settings"]), flat(json.loads(json.dumps(settings)))
-        for name, ours in here.items():
-            if (theirs := there.get(name)) != ours:
-                raise ValueError(
-                    f"{self.path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); "
-                    f"delete it or choose {self.other}"
-                )
+        check_same_settings(self.path, flat(lines[0]["settings"]), flat(settings), self.other)
         return lines[1:]
 
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines, the settings first. Raises ValueError if the file is no log."""
         *ended, rest = self.path.read_text(encoding="utf-8", errors="replace").split("\n")
-        if not ended and rest[: len(_BEGIN)] != _BEGIN[: len(rest)]:
-            raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         try:
             lines = [json.loads(line) for line in ended]
+            are_objects = all(isinstance(line, dict) for line in lines)
+            begun = rest[: len(_BEGIN)] == _BEGIN[: len(rest)]
+            if not are_objects or not (isinstance(lines[0].get("settings"), dict) if lines else begun):
+                raise ValueError("it does not begin with the settings of a run, or a line is no object")
         except ValueError as error:
             raise ValueError(f"{self.path} is not {self.kind} ({error}); delete it or choose {self.other}") from error
-        are_objects = all(isinstance(line, dict) for line in lines)
-        if not are_objects or (lines and not isinstance(lines[0].get("settings"), dict)):
-            raise ValueError(f"{self.path} is not {self.kind}; delete it or choose {self.other}")
         return lines
 
     def write(self, settings: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
@@ -54,6 +47,16 @@ class LineLog:
 
     def append(self, lines: Iterable[dict[str, Any]]) -> None:
         append_lines(self.path, lines)
+
+
+def check_same_settings(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], other: str) -> None:
+    """Raises ValueError if a file has other settings than these; `other` is what to choose then: `another --json`."""
+    for name, ours in json.loads(json.dumps(here)).items():
+        if (theirs := there.get(name)) != ours:
+            raise ValueError(
+                f"{path} belongs to a run with other settings ({name} is {theirs} there and {ours} here); delete it or "
+                f"choose {other}"
+            )
 
 
 def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:

@@ -75,10 +75,8 @@ class Watch:
                 while time.monotonic() < deadline and not all(self._get(GONE.format(i)) for i in range(1, self.count)):
                     time.sleep(EVERY / 10)
             for stream in (sys.stdout, sys.__stdout__, sys.stderr, sys.__stderr__):
-                try:
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # its reader has gone, or there is none
                     stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
-                except (OSError, ValueError, AttributeError):  # its reader has gone, or there is none
-                    continue
             os._exit(1 if reason is None else reason.code)
 
     def _look(self) -> None:
@@ -126,10 +124,8 @@ class Watch:
             return None
 
     def _set(self, key: str) -> None:
-        try:
+        with contextlib.suppress(Exception):  # as above
             self.client.key_value_set(key, "yes")
-        except Exception:  # as above
-            return
 
 
 _running: list[Watch] = []

@@ -16,10 +16,10 @@ from jaxspec.decoding.drafter import State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.report import svg
+from jaxspec.report.numbers import PLAIN, Number, a_token, number
 from jaxspec.report.papers import chains
-from jaxspec.report.runs import Run
+from jaxspec.report.runs import PARTS, Run
 from jaxspec.report.svg import Series
-from jaxspec.report.tables import PARTS, PLAIN, Number, a_token, number
 
 MOST = 6  # methods in one figure: more colours cannot be distinguished
 BARS = 30  # in one figure, over all categories

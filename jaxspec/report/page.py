@@ -14,8 +14,9 @@ from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.options.by_command import Report
 from jaxspec.report import papers
 from jaxspec.report.figures import all_figures, fastest
+from jaxspec.report.numbers import WHOLE, Number, number
 from jaxspec.report.runs import Run, read
-from jaxspec.report.tables import WHOLE, Cell, Number, number
+from jaxspec.report.tables import Cell
 
 FOLDER = Path(__file__).parent
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)

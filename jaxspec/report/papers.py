@@ -1,29 +1,14 @@
 """The papers' tables: this run's numbers first, then the published ones."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
-from jaxspec.report.runs import Run
-from jaxspec.report.tables import (
-    CHANGE,
-    HUNDREDTHS,
-    NOTHING,
-    ONE,
-    PARTS,
-    SHARE,
-    TIMES,
-    Cell,
-    Measure,
-    Number,
-    Table,
-    a_token,
-    derived,
-    measure,
-    number,
-    published,
-)
+from jaxspec.report.numbers import CHANGE, HUNDREDTHS, NOTHING, ONE, SHARE, TIMES, Number, a_token, derived, number
+from jaxspec.report.runs import PARTS, Run
+from jaxspec.report.tables import Cell, Measure, Table, measure, published
 
 SPEEDUP = measure("speedup", "speedup")
 TAU = measure("τ", "tau")
@@ -116,7 +101,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     yield by_method("EESD, Tables 10 to 13", pick(runs, rival), (ACCURACY, PORTION, HM, SPEED, SPEEDUP))
     yield stopped(runs)
     yield branched(runs)
-    yield by_method("EESD, Table 8", early, [(part, a_question(part)) for part in PARTS])
+    yield by_method("EESD, Table 8", early, [(part, partial(a_question, part=part)) for part in PARTS])
 
 
 def stopped(runs: Sequence[Run]) -> Table:
@@ -143,15 +128,11 @@ def branched(runs: Sequence[Run]) -> Table:
     return of_paper("EESD, Table 7", ["model; chain", "method", "chain", "tree"], rows)
 
 
-def a_question(part: str) -> Callable[[Run, str], Number]:
+def a_question(run: Run, name: str, part: str) -> Number:
     """Seconds of a part of decoding, mean over the questions."""
-
-    def read(run: Run, name: str) -> Number:
-        whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
-        mean = None if whole.value is None else whole.value / questions
-        return Number(mean, SHARE, ["a question", *whole.of])
-
-    return read
+    whole, questions = number(run, name, "breakdown", part), len({answer.question for answer in run.answers})
+    mean = None if whole.value is None else whole.value / questions
+    return Number(mean, SHARE, ["a question", *whole.of])
 
 
 def edd(runs: Sequence[Run]) -> Iterator[Table]:

@@ -11,6 +11,7 @@ from jaxspec.evaluate.results import Measured
 from jaxspec.evaluate.runlog import Answer, log_of, read_finished
 from jaxspec.methods.method import Method, parse_method
 
+PARTS = ("drafting", "verification", "control", "other")  # of the time of decoding, keys of `breakdown`
 SUITES = {
     "humaneval": "HumanEval", "mbpp": "MBPP", "gsm8k": "GSM8K", "math": "MATH-500", "xsum": "XSum", "cnn-dm": "CNN/DM",
     "alpaca": "Alpaca",

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxspec.report.tables import Number, Real, escape
+from jaxspec.report.numbers import Number, Real, escape
 
 COLOURS = 24
 """Colours of methods that the page has: classes s0 to s23. Those of the parts of a round are part0 to part3."""

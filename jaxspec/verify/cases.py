@@ -97,10 +97,10 @@ class Result:
 
     case: Case
     tokens: int = 0
-    divergences: tuple[dict[str, Any], ...] = ()
-    reread: tuple[int, int] = (0, 0)
-    tenths: tuple[int, ...] = ()
-    impossible: tuple[tuple[int, int], ...] = ()
+    divergences: Sequence[dict[str, Any]] = ()
+    reread: Sequence[int] = (0, 0)
+    tenths: Sequence[int] = ()
+    impossible: Sequence[Sequence[int]] = ()
     error: str | None = None
     seconds: float = 0.0
 
@@ -109,16 +109,10 @@ class Result:
         """Number of divergences and tokens that rounding does not explain."""
         return len(self.impossible) + sum(not each["explained"] for each in self.divergences)
 
-    def to_json(self) -> dict[str, Any]:
-        """The result as a line of the log."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> "Result":
         """The result in a line of the log."""
-        pairs = tuple((prompt, position) for prompt, position in line["impossible"])
-        tuples = {name: tuple(line[name]) for name in ("divergences", "reread", "tenths") if name in line}
-        return cls(**{**line, "case": Case(**line["case"]), "impossible": pairs, **tuples})
+        return cls(**{**line, "case": Case(**line["case"])})
 
 
 class Checker:

@@ -22,15 +22,13 @@ from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import divergence
-from jaxspec.evaluate.divergence import Divergence
+from jaxspec.evaluate.divergence import Divergence, Text
 from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.llama import Llama, forward
 from jaxspec.verify.workloads import GREEDY, Source
 
-Text = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, and of the text generated from it."""
 TENTHS = 10  # of [0, 1], in which the places of tokens are counted
 TOGETHER = 8  # texts in one forward
 

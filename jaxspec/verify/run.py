@@ -111,7 +111,7 @@ def work(
                 result = checker.check(case)
                 result = dataclasses.replace(result, seconds=time.perf_counter() - began)
                 if file is not None:
-                    file.append([result.to_json()])
+                    file.append([dataclasses.asdict(result)])
             done[case] = result
             spent += result.seconds
             yield result

@@ -91,18 +91,17 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
     works the same with each, and twice as many drafters would take twice the time.
     """
     by_head = usable_heads(target)
-    drafters: dict[str, str | None] = {"ngram": None, **{drafter: head for head, drafter in by_head.items()}}
-    best = default_method(by_head)
+    drafters, best = ["ngram", *by_head.values()], default_method(by_head)
     if best.head is not None:
-        drafters[f"{typed(best.drafter.name, best.head)},{HISTORY}={MATCH}"] = best.head
+        drafters.append(f"{typed(best.drafter.name, best.head)},{HISTORY}={MATCH}")
     builders = itertools.chain(*(BUILDER_SETTINGS.get(name, (name,)) for name in BUILDERS))
     controllers = itertools.chain(*(CONTROLLER_SETTINGS.get(name, (name,)) for name in CONTROLLERS))
     rows = itertools.product(drafters, builders, controllers)
     estimating = {name for name in drafters if estimates(target, parse_method(name))}
-    return [row for row in rows if _runs(target, drafters[row[0]], row, row[0] in estimating)]
+    return [row for row in rows if _runs(target, row, row[0] in estimating)]
 
 
-def _runs(target: Path, head: str | None, row: tuple[str, str, str], estimating: bool) -> bool:
+def _runs(target: Path, row: tuple[str, str, str], estimating: bool) -> bool:
     """Whether these parts can be combined, and the checkpoint has their weights.
 
     `estimating`: the head estimates whether drafts are accepted, which some controllers need.
@@ -113,9 +112,7 @@ def _runs(target: Path, head: str | None, row: tuple[str, str, str], estimating:
         return False
     if method.controller.needs_estimates and not estimating:
         return False
-    if not method.controller.needs_weights:
-        return True
-    return head is not None and has_predictor(target, head)
+    return not method.controller.needs_weights or (method.head is not None and has_predictor(target, method.head))
 
 
 def in_order(

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from scipy import optimize, stats
 
-from jaxspec.evaluate.table import print_lines
+from jaxspec.evaluate.table import print_lines, print_table
 from jaxspec.verify.cases import Result, joined
 from jaxspec.verify.exact import NOISE_SIZES, TENTHS
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
@@ -161,15 +160,11 @@ def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str
 def show(found: Mapping[str, Any], console: Console) -> None:
     """Prints the verdict."""
     methods = found["methods"]
-    columns = ("method", "greedy", "per\n1,000", "sampled", "explained", "un-\nexplained", "p", "TV found")
-    table = Table(*columns, box=None, pad_edge=False)
-    for name in sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]:
-        table.add_row(name, *_cells(methods[name]))
-    console.print(table, markup=False, highlight=False)
-    lines, reds = (
-        [],
-        [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in found["failures"]],
-    )
+    columns = ("greedy", "per\n1,000", "sampled", "explained", "un-\nexplained", "p", "TV found")
+    shown = sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]
+    print_table(console, "method", columns, [[name, *_cells(methods[name])] for name in shown])
+    reds = [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in found["failures"]]
+    lines = []
     if len(methods) > ROWS:
         lines.append(f"... and {len(methods) - ROWS} more methods without unexplained divergences")
     lines += [

@@ -70,9 +70,10 @@ class TestGenerate:
         chain.compile(requests)
         with compilations() as compiled:
             chain.run(requests)
-            assert not compiled
+        assert not compiled
+        with compilations() as compiled:
             tree.run(requests)
-            assert {*compiled} == {"jit(decode)"}
+        assert {*compiled} == {"jit(decode)"}
 
     def test_prompts_are_read_while_the_loop_is_compiled(self, model, monkeypatch):
         read, whole = threading.Event(), Program.prefill

@@ -91,7 +91,7 @@ def as_shard(number: int) -> Callable[[Path], Any]:
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (lambda folder: (folder / "3.jsonl").unlink(), "3.jsonl and 3.json beside it are not results of"),
+        (lambda folder: (folder / "3.jsonl").unlink(), "there is no .*3.jsonl; name the files that"),
         (lambda folder: (folder / "3.json").write_text("[]"), "are not results of `jaxspec eval --shard`"),
         (as_shard(2), r"2.jsonl and .*3.jsonl are both shard 2/3; name one"),
         (changed(lambda found: found.pop("answers")), "shard 3/3 in .* is not finished; run its command again"),

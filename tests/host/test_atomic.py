@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.host.atomic import DiskFullError, check_apart, check_folder, check_ours, scratch, staged, write_whole
+from jaxspec.host.buckets import described
 
 
 def test_a_folder_appears_when_all_of_it_is_there(tmp_path: Path):
@@ -31,6 +32,14 @@ def test_nothing_stays_of_what_was_broken_off(error: Exception, raised: type[Exc
 
     with pytest.raises(raised):
         fill()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_that_is_its_own_cause_is_raised(tmp_path: Path):
+    """As errors of a bucket's connection are, which have a number and words already."""
+    lost = ConnectionResetError(errno.ECONNRESET, "reset")
+    with pytest.raises(ConnectionResetError), staged(tmp_path / "out", 10):
+        raise described(lost, "gs://bucket/file") from lost
     assert list(tmp_path.iterdir()) == []
 
 

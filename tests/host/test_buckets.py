@@ -104,10 +104,13 @@ def test_options_of_commands(bucket: Bucket):
     asked = Eval(target=Path("gs://b1c/x"), prompts=Path("y"), out=Path("gs://b1c/z.jsonl"))
     found = with_buckets(asked)
     assert str(found.target) == "gs://b1c/x" and str(found.out) == "gs://b1c/z.jsonl"
-    assert found.prompts is asked.prompts and found.sampling is asked.sampling
+    assert type(found.prompts) is type(asked.prompts)
+    assert (found.prompts, found.sampling) == (asked.prompts, asked.sampling)
     reported = with_buckets(Report(runs=(Path("a"), Path("gs://b1c/b")), out=Path("c")))
     assert [str(run) for run in reported.runs] == ["a", "gs://b1c/b"]
-    assert with_buckets(local := dataclasses.replace(asked, target=Path("t"), out=None)) is local
+    local = with_buckets(dataclasses.replace(asked, target=Path("t"), out=None))
+    assert type(local.target) is type(asked.prompts)
+    assert local == dataclasses.replace(asked, target=Path("t"), out=None)
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch):
