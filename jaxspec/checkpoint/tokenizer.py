@@ -208,8 +208,11 @@ def _load(folder: Path) -> Tokenizer:
         special = [(token, id_of(token)) for token in bos]
         backend.post_processor = processors.TemplateProcessing([*bos, "$A"], special_tokens=special)
     _check_split(folder, backend, config.get("fix_mistral_regex") is True)
-    texts = {name: token.content for name, token in named.items()}
-    return Tokenizer(backend, texts, [token.content for token in unnamed], _templates(folder, config))
+    texts, templates = {name: token.content for name, token in named.items()}, _templates(folder, config)
+    if templates and "default" not in templates:
+        others = ", ".join(sorted(templates))
+        say(f"warning: the tokenizer in {folder} has no default chat template, only those for other uses: {others}")
+    return Tokenizer(backend, texts, [token.content for token in unnamed], templates)
 
 
 def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -260,7 +263,7 @@ def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     given = config.get("chat_template") or {}
     if isinstance(given, list):
-        return {each["name"]: each["template"] for each in given}
+        given = {each["name"]: each["template"] for each in given}
     return {"default": given} if isinstance(given, str) else given
 
 

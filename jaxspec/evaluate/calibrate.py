@@ -37,6 +37,7 @@ def run(settings: Calibrate) -> None:
         raise ValueError("give either --head NAME, whose costs are measured, or --all, for the speeds of all methods")
     integer("batch_size", settings.batch_size, 1)
     integer("max_new_tokens", settings.max_new_tokens, 1)
+    Workload.of(_asked(settings, settings.target))  # before minutes of measuring
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     if settings.head is None:
         key = speeds_key(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))

@@ -250,7 +250,7 @@ def download(name: str, file: str | None = None) -> Path:
 
 def _choose(name: str, hub: Any) -> str:
     there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
-    found = [file for file in there if "test" in file] or there
+    found = [file for file in there if "test" in re.split(r"[^a-z]", file.lower())] or there
     if len(found) != 1:
         offers = f"name one of {', '.join(sorted(found))} as {name}/FILE" if found else "it has none"
         raise ValueError(f"{name} is a data set with {len(found)} files that may hold questions; {offers}")
@@ -315,7 +315,8 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
         raise ValueError(f"the prompt file {path} holds no questions")
     if unread:
         named = " and ".join(sorted(unread))
-        say(f"warning: questions of {path} have a {named}, which is ignored; --system gives one to all questions")
+        advice = "with --system, where a command has it, all questions get the same one"
+        say(f"warning: questions of {path} have a {named}, which is ignored; {advice}")
     return _with_examples(found, shots, path)[:limit] if shots else found
 
 

@@ -113,7 +113,15 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
     lines = _log(path).lines()
     if (measured := _measured(lines)) is None:
         raise ValueError(f"{path} is the log of a run that was not finished; run the same `jaxspec bench` again")
-    return lines[0]["settings"], [_answer(line) for line in lines if "question" in line], measured
+    try:
+        return lines[0]["settings"], [_answer(line) for line in lines if "question" in line], measured
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(not_whole(path)) from error
+
+
+def not_whole(path: Path) -> str:
+    """The error for a log that lacks something, or has what this version does not write."""
+    return f"{path} is not complete, was changed, or is another version's; run the same `jaxspec bench` again"
 
 
 def check_out(out: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.evaluate import results
 from jaxspec.evaluate.results import Measured
-from jaxspec.evaluate.runlog import Answer, log_of, read_finished
+from jaxspec.evaluate.runlog import Answer, log_of, not_whole, read_finished
 from jaxspec.methods.method import Method, parse_method
 
 PARTS = ("drafting", "verification", "control", "other")  # of the time of decoding, keys of `breakdown`
@@ -132,14 +132,16 @@ def _read(number: int, path: Path) -> Run:
     log = path if path.suffix == ".jsonl" else log_of(path)
     if not log.exists():
         raise ValueError(f"there is no {log}, which `jaxspec bench --json {path}` writes")
+    about, answers, values = read_finished(log)
     try:
-        about, answers, values = read_finished(log)
         measured = Measured.from_json(values)
-    except (KeyError, TypeError, AttributeError) as error:  # it lacks a key, or has an unknown one
-        raise ValueError(f"{log} is not complete, or another version's; run the same `jaxspec bench` again") from error
-    return Run(
-        number=number,
-        found=results.summarise(about, answers, measured),
-        answers=tuple(answers),
-        methods={name: parse_method(form.resolved) for name, form in measured.forms.items()},
-    )
+        if not all(len(turn.rounds) == len(turn.trees or ()) for answer in answers for turn in answer.turns):
+            raise ValueError("a round has no tree")
+        return Run(
+            number=number,
+            found=results.summarise(about, answers, measured),
+            answers=tuple(answers),
+            methods={name: parse_method(form.resolved) for name, form in measured.forms.items()},
+        )
+    except (LookupError, TypeError, AttributeError, ValueError) as error:  # it was read without any check
+        raise ValueError(not_whole(log)) from error

@@ -166,7 +166,7 @@ def show(found: Mapping[str, Any], console: Console) -> None:
     reds = [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in found["failures"]]
     lines = []
     if len(methods) > ROWS:
-        lines.append(f"... and {len(methods) - ROWS} more methods without unexplained divergences")
+        lines.append(f"... and {len(methods) - ROWS} more methods; --json lists all")
     lines += [
         f"\n{found['greedy_tokens']:,} greedy and {found['sampled_tokens']:,} sampled tokens of {len(methods)} "
         f"methods. {found['divergences']} texts differ from plain decoding's; unexplained: "

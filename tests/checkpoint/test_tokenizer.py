@@ -265,7 +265,7 @@ def test_lists_of_special_tokens_in_two_files(config: dict, later: dict, tmp_pat
     assert theirs(text)["input_ids"] == ours.encode(text)
 
 
-def test_several_chat_templates(tmp_path: Path):
+def test_several_chat_templates(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     listed = [{"name": "default", "template": "d{{ tools }}"}, {"name": "tool_use", "template": "t"}]
     folder = write(tmp_path, of_bytes(), {"chat_template": listed}, model_type="llama")
     for _ in range(2):
@@ -278,8 +278,11 @@ def test_several_chat_templates(tmp_path: Path):
         (folder / "additional_chat_templates").mkdir(exist_ok=True)
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text("u")
         (folder / "chat_template.jinja").write_text("e")
-    none = load_tokenizer(write(tmp_path / "none", of_bytes()))
+    assert capsys.readouterr().err == ""
+    unused = {"chat_template": [{"name": "rag", "template": "r"}]}
+    none = load_tokenizer(write(tmp_path / "none", of_bytes(), unused))
     assert none is not None
+    assert "no default chat template, only those for other uses: rag" in capsys.readouterr().err
     assert none.chat_template is None
     with pytest.raises(ValueError, match="has no chat template"):
         none.apply_chat_template(LLAMA_CHAT)

@@ -129,7 +129,7 @@ def test_a_system_prompt_beside_the_turns_is_named(tmp_path: Path, capsys: pytes
     file.write_text('{"system_prompt": "be brief", "prompt": "hi"}\n{"prompt": "ho"}\n')
     for limit in (None, 1):
         assert read_questions(file, limit) == [Question(("hi",)), Question(("ho",))][:limit]
-        assert "questions.jsonl have a system_prompt, which is ignored; --system" in capsys.readouterr().err
+        assert "questions.jsonl have a system_prompt, which is ignored; with --system" in capsys.readouterr().err
 
 
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -168,9 +168,9 @@ def test_speed_bench_is_read_once_it_is_prepared(tmp_path: Path, monkeypatch: py
 
 
 class Hub:
-    """A data set of two files of which one is the test split's."""
+    """A data set of several files of which one is the test split's."""
 
-    there = ("README.md", "train.jsonl", "test.jsonl")
+    there = ("README.md", "train.jsonl", "latest.jsonl", "test.jsonl")
 
     def list_repo_files(self, name: str, repo_type: str) -> list[str]:
         assert repo_type == "dataset"

@@ -226,15 +226,24 @@ def test_a_run_that_is_not_whole_is_refused(lines: slice, says: str, runs: list[
     ("line", "says"),
     [
         ("[1]", "is not the log of a bench run"),
-        ('{"measured": {"forms": {}}}', "not complete, or another version's"),
-        ('{"measured": {"noise": 0.1, "cost": 2}}', "not complete, or another version's"),
-        ('{"question": 0, "turns": []}\n{"measured": {}}', "not complete, or another version's"),
+        ('{"measured": {"forms": {}}}', "not complete, was changed, or is another version's"),
+        ('{"measured": {"noise": 0.1, "cost": 2}}', "not complete, was changed, or is another version's"),
+        ('{"question": 0, "turns": []}\n{"measured": {}}', "not complete, was changed, or is another version's"),
     ],
 )
 def test_another_versions_log_is_refused(line: str, says: str, runs: list[Path], tmp_path: Path):
     settings = Path(f"{runs[0]}.jsonl").read_text(encoding="utf-8").partition("\n")[0]
     (tmp_path / "out.json.jsonl").write_text(f"{settings}\n{line}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=says):
+        finished.read([tmp_path / "out.json"])
+
+
+@pytest.mark.parametrize("change", [{"trees": []}, {"rounds": [[1]]}, {"rounds": ["x"], "trees": [{}]}])
+def test_a_log_that_was_changed_is_refused(change: dict, runs: list[Path], tmp_path: Path):
+    lines = [json.loads(line) for line in Path(f"{runs[0]}.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines[1]["turns"][0] |= change
+    (tmp_path / "out.json.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    with pytest.raises(ValueError, match="not complete, was changed, or is another version's"):
         finished.read([tmp_path / "out.json"])
 
 
