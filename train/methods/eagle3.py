@@ -8,7 +8,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
@@ -20,7 +19,8 @@ from jaxspec.model.attention import over_steps
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train import options
-from jaxspec.train.data.text import Windows
+from jaxspec.train.data.encoding import token_counts
+from jaxspec.train.data.text import Windows, take
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
@@ -47,10 +47,8 @@ def train(settings: options.Eagle3) -> Eagle3Head:
 def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
     """The draft vocabulary: the ids of the `size` most frequent tokens that count in training, ascending. It always has
     the EOS tokens."""
-    vocab, counts = target.config.model.vocab_size, np.zeros(target.config.model.vocab_size, np.int64)
-    for start in range(0, len(packed.tokens), _ROWS):
-        rows = slice(start, start + _ROWS)
-        counts += np.bincount(np.asarray(packed.tokens[rows])[np.asarray(packed.counted[rows])], minlength=vocab)
+    parts = (take(packed, slice(start, start + _ROWS)) for start in range(0, len(packed.tokens), _ROWS))
+    counts = token_counts(parts, target.config.model.vocab_size)
     return draft_vocabulary.most_frequent(counts, size, always=target.config.eos).tolist()
 
 
