@@ -25,7 +25,7 @@ from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import positions, target_features
+from jaxspec.train.run.packed import ahead, positions, target_features
 
 _ROWS = 4096  # windows that are read at once to count tokens
 
@@ -83,10 +83,6 @@ def loss(
     in_vocabulary = jnp.zeros(target_logits.shape[-1], bool).at[head.ids].set(True)[best]
     counted = jnp.asarray(batch.counted)
 
-    def ahead(x: Array, by: int, otherwise: int = 0) -> Array:
-        """x shifted by `by` tokens: the value of a later token."""
-        return jnp.pad(x[:, by:], [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)
-
     @jax.checkpoint  # otherwise the logits of all steps are kept for the gradient
     def of_step(out: Array, target_logits: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
         drafts = head.logits(target, out)
@@ -117,8 +113,7 @@ def unroll(
     """The outputs of `count` drafting steps: in step k, row i reads token i + 1 + k and its output of step k - 1."""
     at, steps, made = positions(segment), (), []
     for k in range(count):
-        token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])
         angles = rotary(head.config, at + k)
-        features, steps = head(target, token, features, angles, over_steps(segment, steps, head.window))
+        features, steps = head(target, ahead(tokens, 1 + k), features, angles, over_steps(segment, steps, head.window))
         made.append(features)
     return made
