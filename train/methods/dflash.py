@@ -45,9 +45,8 @@ def train(settings: options.Dflash) -> DflashHead:
     drafter = Dflash(block=settings.block + (settings.rows == "next"))
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        heads.check_taps(settings.taps or (), config)
-        if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
-            raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
+        heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
+        heads.check_range("--mask-token", 0, config.vocab_size - 1, settings.mask_token or 0)
         names = ("layers", "block", "taps", "mask_token", "markov_rank", "confidence")
         chosen: dict[str, Any] = {name: getattr(settings, name) for name in names}
         causal = (True,) * settings.layers if settings.causal else ()

@@ -35,7 +35,7 @@ def train(settings: options.Eagle3) -> Eagle3Head:
     drafter = Eagle3()
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        heads.check_taps(settings.taps or (), config)
+        heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
         chosen_shape = {name: getattr(settings, name) for name in ("taps", "tap_norm", "width", "window")}

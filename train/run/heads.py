@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -86,10 +86,10 @@ def folder_of(target: Path, name: str, out: Path | None) -> Path:
     return out or target / "heads" / name
 
 
-def check_taps(taps: Sequence[int], target: LlamaConfig) -> None:
-    """Raises ValueError where these are not layers of the target."""
-    if outside := [tap for tap in taps if not 0 <= tap < target.num_layers]:
-        raise ValueError(f"--taps must be from 0 to {target.num_layers - 1} for this target, not {outside[0]}")
+def check_range(option: str, least: int, most: int, *values: int) -> None:
+    """Raises ValueError for the first of these values of an option that the target does not allow."""
+    if outside := [value for value in values if not least <= value <= most]:
+        raise ValueError(f"{option} must be from {least} to {most} for this target, not {outside[0]}")
 
 
 def prepared(job: Job) -> tuple[Windows, Windows | None]:
