@@ -61,7 +61,7 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
     mesh = settings.devices.open(several=True)
     target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
-    out = folder_of(target.path, name, settings.out)
+    out = settings.out or default_out(target.path / "heads" / name, "a head for the builtin target")
     sources = sources_of(settings.data)
     typed = as_typed(name, settings) | hashes(target.path)
     with open_run(run_folder(out, settings.run_dir), typed) as run:
@@ -79,11 +79,11 @@ def hashes(target: Path, head: str | None = None) -> dict[str, str]:
     }
 
 
-def folder_of(target: Path, name: str, out: Path | None) -> Path:
-    """The folder of a new head: `out`, or TARGET/heads/NAME. Raises ValueError for a builtin target without `out`."""
-    if out is None and target == FOLDER:
-        raise ValueError("a head for the builtin target needs --out, because the package itself is never changed")
-    return out or target / "heads" / name
+def default_out(folder: Path, what: str) -> Path:
+    """The folder of a new head, or of another output, without --out. Raises ValueError if it is in the package."""
+    if FOLDER in folder.parents:
+        raise ValueError(f"{what} needs --out, because the package itself is never changed")
+    return folder
 
 
 def check_range(option: str, least: int, most: int, *values: int) -> None:
