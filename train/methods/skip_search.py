@@ -64,13 +64,7 @@ def search(settings: SkipSearch) -> SkipMask:
             **identity(model),
             "the hash of the prompts": fingerprint([np.array(request.tokens, np.int32) for request in requests]),
         }
-
-        def resume() -> list[dict[str, Any]]:
-            there = log.read(decided)
-            log.write(decided, there)
-            return there
-
-        first, lines = is_first(), broadcast_from_first(resume)
+        first, lines = is_first(), broadcast_from_first(lambda: log.resume(decided))
         if not lines:
             lines = [{"costs": skip_trial.measure(model, method, settings.objective, requests)}]
             if first:
