@@ -164,7 +164,9 @@ def train(
     """
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
-    first, chat_args = processes.is_first(), job.sources.chat_args
+    if write is None:
+        config = head_config(drafter, shape, target.config, settings.save_dtype, job.sources.chat_args)
+        write = lambda folder, trained: write_head(folder, config, trained)
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use_mesh(target.mesh):
         packed, held_out = prepared(job)
@@ -180,13 +182,10 @@ def train(
         else:
             say("no text is held out, so nothing is measured, and the last weights are kept")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
-        if first:
+        if processes.is_first():
             draw_figure(run.metrics, run.figure)
         with deferred():
-            if write is None:
-                write_head(folder, head_config(drafter, shape, target.config, settings.save_dtype, chat_args), trained)
-            else:
-                write(folder, trained)
+            write(folder, trained)
     result = ""
     if measured is not None:
         name, value = ("chain tau", measured["tau"]) if decodes else ("loss", measured["loss"])
