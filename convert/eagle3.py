@@ -101,14 +101,11 @@ def _deepspec(head: OwnHead, options: Eagle3Options, layer: dict[str, Any]) -> d
     """config.json for DeepSpec's code. Raises CheckpointError for what it does not compute."""
     _refuse(
         head,
+        options,
         "DeepSpec's code",
         (not head.config.model.qk_norm, "does not norm queries and keys"),
         (options.draft_vocabulary is not None, "has a draft vocabulary"),
         (options.target_width is not None, "has another width than its target"),
-        (options.window > 0, "has a sliding window"),
-        (options.tap_norm != "none", "norms the layers of the target before fc"),
-        (options.norm_before_residual, "begins the residual stream with the normed feature"),
-        (options.returns_normed, "feeds back the output of its final norm"),
     )
     return {
         **head_parts.with_windows(layer, ()), "architectures": ["Qwen3Eagle3Model"], "tie_word_embeddings": False,
@@ -121,12 +118,9 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
     official = official_taps(head.with_target()[1].model.num_layers)
     _refuse(
         head,
+        options,
         "EAGLE's own code",
         (head.config.model.qk_norm, "norms queries and keys"),
-        (options.tap_norm != "none", "norms the layers of the target before fc"),
-        (options.norm_before_residual, "begins the residual stream with the normed feature"),
-        (options.returns_normed, "feeds back the output of its final norm"),
-        (options.window > 0, "has a sliding window"),
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
     )
     head_parts.warn_of_eagles_layers(head.config.model, qkv_bias=False)
@@ -140,9 +134,15 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
     return values
 
 
-def _refuse(head: OwnHead, whose: str, *checks: tuple[bool, str]) -> None:
-    """Raises CheckpointError for the first of `checks` that holds."""
-    for differs, what in checks:
+def _refuse(head: OwnHead, options: Eagle3Options, whose: str, *checks: tuple[bool, str]) -> None:
+    """Raises CheckpointError for the first of `checks` that holds, or what only speculators and vLLM compute."""
+    for differs, what in (
+        *checks,
+        (options.tap_norm != "none", "norms the layers of the target before fc"),
+        (options.norm_before_residual, "begins the residual stream with the normed feature"),
+        (options.returns_normed, "feeds back the output of its final norm"),
+        (options.window > 0, "has a sliding window"),
+    ):
         if differs:
             raise CheckpointError(
                 f"{whose} does not compute the head at {head.path}, which {what}; use --format speculators"
