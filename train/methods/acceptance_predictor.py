@@ -37,8 +37,7 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     Several processes decode together. Then each fits the whole predictor from the same labels, because it is small.
     """
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
-    head = find_head(model.path, settings.head)
-    out = settings.out or default_out(head / FOLDER, "a predictor for a builtin head")
+    out = settings.out or default_out(find_head(model.path, settings.head) / FOLDER, "a predictor for a builtin head")
     drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
     requests = greedy_requests(model, settings)
     weights = load_head(model, Method(drafter, builder, head=settings.head))
