@@ -101,7 +101,6 @@ def _deepspec(head: OwnHead, options: Eagle3Options, layer: dict[str, Any]) -> d
     """config.json for DeepSpec's code. Raises CheckpointError for what it does not compute."""
     _refuse(
         head,
-        options,
         "DeepSpec's code",
         (not head.config.model.qk_norm, "does not norm queries and keys"),
         (options.draft_vocabulary is not None, "has a draft vocabulary"),
@@ -118,7 +117,6 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
     official = official_taps(head.with_target()[1].model.num_layers)
     _refuse(
         head,
-        options,
         "EAGLE's own code",
         (head.config.model.qk_norm, "norms queries and keys"),
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
@@ -134,8 +132,9 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
     return values
 
 
-def _refuse(head: OwnHead, options: Eagle3Options, whose: str, *checks: tuple[bool, str]) -> None:
+def _refuse(head: OwnHead, whose: str, *checks: tuple[bool, str]) -> None:
     """Raises CheckpointError for the first of `checks` that holds, or what only speculators and vLLM compute."""
+    options = Eagle3Options.from_settings(head.config.settings)
     for differs, what in (
         *checks,
         (options.tap_norm != "none", "norms the layers of the target before fc"),
