@@ -5,6 +5,7 @@ position or the next one, whether the block is causal, whether listed layers are
 whether embedding and LM head are in the files, and the terms that DSpark adds.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -49,7 +50,8 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
     layers = head_parts.layers_config(raw, source)
     model, windows = _shape_of(layers, raw, source), head_parts.windows_of(layers, source)
     read_taps = _read_taps(raw, given, source, taps, model.num_layers)
-    found = {_without_prefix(name): each for name, each in _open(source).items()}
+    tensors = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
+    found = {_without_prefix(name): tensor for name, tensor in tensors.items()}
     settings = {
         **_block(given, source, layout),
         **_terms(given, found, source, layout),
@@ -62,12 +64,13 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
     }
     if not any(settings["causal"]):
         settings["causal"] = []
-    options = _options(settings, source)
-    return PublishedHead(
-        Dflash(), f"{options.kind} head", model.vocab_size, model.hidden_size, settings, _published,
+    head = PublishedHead(
+        Dflash(), "block head", model.vocab_size, model.hidden_size, settings, _published,
         model=model, options=DflashOptions, layout=f"the layout of {layout}", taps=read_taps,
         target_layers=raw.get("num_target_layers"),
     ).with_tensors(found, source)  # fmt: skip
+    kind = DflashOptions.from_settings({**settings, "taps": [0]}).kind  # the taps may depend on the target
+    return dataclasses.replace(head, title=f"{kind} head")
 
 
 def files(head: OwnHead, form: str) -> Files:
@@ -76,8 +79,8 @@ def files(head: OwnHead, form: str) -> Files:
     layers = head_parts.with_windows(head_parts.as_llama(head), options.windows)
     _check_format(head, options, form)
     arrays = head.arrays if form == "dflash" else head_parts.with_targets(head, "embedding", "head.kernel")
+    rows = {"sample_from_anchor": options.anchor}
     terms = {
-        "sample_from_anchor": options.anchor,
         "markov_rank": options.markov_rank,
         **({"markov_head_type": "vanilla"} if options.markov_rank else {}),
         "enable_confidence_head": options.confidence != "none",
@@ -89,20 +92,21 @@ def files(head: OwnHead, form: str) -> Files:
         if options.anchor and kind == "dflash":
             say("warning: rows of this head draft the next position, which speculators reads, and vLLM only for DSpark")
         if any(options.windows):
-            terms["sliding_window_non_causal"] = not any(options.causal)
+            rows["sliding_window_non_causal"] = not any(options.causal)
         values = {
             **head_parts.speculators_config(head, layers, options.levels, kind),
             "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
             INPUTS: list(options.taps),
             **block,
             "draft_vocab_size": arrays["head.kernel"].shape[-1],
-            **(terms if kind == "dspark" else _without_terms(terms)),
+            **rows,
+            **(terms if kind == "dspark" else {}),
         }
     elif form == "deepspec":
         outputs = {OUTPUTS: [tap - 1 for tap in options.taps], "num_target_layers": goal.model.num_layers}
         values = {
             **layers, "architectures": ["Qwen3DSparkModel"], "tie_word_embeddings": False, **block, **outputs,
-            "num_anchors": _ANCHORS, **terms, **dict.fromkeys(_CAUSAL, False),
+            "num_anchors": _ANCHORS, **rows, **terms, **dict.fromkeys(_CAUSAL, False),
         }  # fmt: skip
     else:
         values = {
@@ -110,12 +114,12 @@ def files(head: OwnHead, form: str) -> Files:
             "architectures": ["DFlashDraftModel"],
             "block_size": options.block,
             "num_target_layers": goal.model.num_layers,
-            "sample_from_anchor": False,
-            **_causal_keys(options),
+            **rows,
             "dflash_config": {"mask_token_id": options.mask_token, OUTPUTS: [tap - 1 for tap in options.taps]},
         }
-        if "is_causal" in values:
-            values["dflash_config"] |= dict.fromkeys(_CAUSAL[1:], values["is_causal"])
+        if len(set(options.causal)) < 2:  # otherwise layers with a window are causal and others are not, as without it
+            values["is_causal"] = any(options.causal)
+            values["dflash_config"] |= dict.fromkeys(_CAUSAL[1:], any(options.causal))
     return Files(values, arrays, _published, f"{options.kind} head for {target}, which drafts {options.levels} tokens")
 
 
@@ -157,24 +161,9 @@ def _unsupported(options: DflashOptions, layers: int) -> dict[str, str | None]:
     return {form: next((what for differs, what in some if differs), None) for form, some in checks.items()}
 
 
-def _without_terms(terms: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that a DFlash head has in speculators' format."""
-    return {key: terms[key] for key in ("sample_from_anchor", "sliding_window_non_causal") if key in terms}
-
-
-def _causal_keys(options: DflashOptions) -> dict[str, bool]:
-    """`is_causal`, unless it differs between layers: without it, layers with a window are causal and others are not."""
-    causal = set(options.causal) or {False}
-    return {"is_causal": causal.pop()} if len(causal) == 1 else {}
-
-
 def _published(ours: str) -> str:
     """Published name of a jaxspec parameter: `layers.0.mlp.up.kernel` → `layers.0.mlp.up_proj.weight`."""
     return _OURS.get(ours) or theirs(ours).removeprefix("model.")
-
-
-def _open(source: Path) -> dict[str, Tensor]:
-    return head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
 
 
 def _without_prefix(name: str) -> str:
@@ -367,11 +356,3 @@ def _terms(given: Mapping[str, Any], found: Mapping[str, Tensor], source: Path, 
             )
     confidence = ("markov" if with_markov else "hidden") if enabled else "none"
     return {"markov_rank": rank, "confidence": confidence}
-
-
-def _options(settings: Mapping[str, Any], source: Path) -> DflashOptions:
-    """The options, of which the taps are not known yet. Raises CheckpointError if they contradict each other."""
-    try:
-        return DflashOptions.from_settings({**settings, "taps": [0]})
-    except ValueError as error:
-        raise CheckpointError(f"{source / 'config.json'}: {error}") from error

@@ -105,10 +105,6 @@ def _deepspec(head: OwnHead, options: Eagle3Options, layer: dict[str, Any]) -> d
         (not head.config.model.qk_norm, "does not norm queries and keys"),
         (options.draft_vocabulary is not None, "has a draft vocabulary"),
         (options.target_width is not None, "has another width than its target"),
-        (options.window > 0, "has a sliding window"),
-        (options.tap_norm != "none", "norms the layers of the target before fc"),
-        (options.norm_before_residual, "begins the residual stream with the normed feature"),
-        (options.returns_normed, "feeds back the output of its final norm"),
     )
     return {
         **head_parts.with_windows(layer, ()), "architectures": ["Qwen3Eagle3Model"], "tie_word_embeddings": False,
@@ -123,10 +119,6 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
         head,
         "EAGLE's own code",
         (head.config.model.qk_norm, "norms queries and keys"),
-        (options.tap_norm != "none", "norms the layers of the target before fc"),
-        (options.norm_before_residual, "begins the residual stream with the normed feature"),
-        (options.returns_normed, "feeds back the output of its final norm"),
-        (options.window > 0, "has a sliding window"),
         (len(options.taps) != len(official), f"reads {len(options.taps)} layers of the target and not three"),
     )
     head_parts.warn_of_eagles_layers(head.config.model, qkv_bias=False)
@@ -141,8 +133,15 @@ def _official(head: OwnHead, options: Eagle3Options) -> dict[str, Any]:
 
 
 def _refuse(head: OwnHead, whose: str, *checks: tuple[bool, str]) -> None:
-    """Raises CheckpointError for the first of `checks` that holds."""
-    for differs, what in checks:
+    """Raises CheckpointError for the first of `checks` that holds, or what only speculators and vLLM compute."""
+    options = Eagle3Options.from_settings(head.config.settings)
+    for differs, what in (
+        *checks,
+        (options.tap_norm != "none", "norms the layers of the target before fc"),
+        (options.norm_before_residual, "begins the residual stream with the normed feature"),
+        (options.returns_normed, "feeds back the output of its final norm"),
+        (options.window > 0, "has a sliding window"),
+    ):
         if differs:
             raise CheckpointError(
                 f"{whose} does not compute the head at {head.path}, which {what}; use --format speculators"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert.folders import read_config
 from jaxspec.convert.head_parts import section
-from jaxspec.convert.hf_config import integer
+from jaxspec.convert.hf_config import ARCHITECTURES, integer
 from jaxspec.convert.readers import Source, open_directory
 
 # Objects in config.json that hold a head's own settings. Some projects write these settings at the top level.
@@ -158,12 +158,12 @@ class Keys:
     read: frozenset[str]  # those that its conversion reads at the top level
     nested: frozenset[str]  # those that it reads in one of `SECTIONS`
     fixed: Mapping[str, Any]  # those that must have a value, at either place
-    classes: tuple[str, ...] = ()  # what `architectures` may name; empty: anything
+    classes: tuple[str, ...] = ()  # what `architectures` may name, beside the classes of the kind in `_TABLE`
     layers: str = "transformer_layer_config"  # the object that describes the layers, unless the top level does
 
 
-_LLAMAS = tuple(f"{family}ForCausalLM" for family in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3"))
-_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3", "eagle", None)
+_LLAMAS = tuple(ARCHITECTURES.values())
+_MODEL_TYPES = (*ARCHITECTURES, "qwen3_moe", "phi3", "eagle", None)
 _FUSED = _words("speculators_model_type transformer_layer_config draft_vocab_size target_hidden_size num_target_layers")
 _BLOCKS = _words("block_size mask_token_id target_layer_ids")
 _DSPARK = _words(
@@ -177,7 +177,7 @@ _KEYS = {
         _words("bias qkv_bias eagle_fc_bias model method truncated_vocab_size"),
         frozenset(),
         {**_OF_LAYERS, "is_causal": True},
-        (*_LLAMAS, "LlamaForCausalLMEagle", "EagleLlamaForCausalLM", "EAGLEModel"),
+        _LLAMAS,
         "model",
     ),
     "eagle3": Keys(
@@ -189,20 +189,12 @@ _KEYS = {
             **dict.fromkeys(_words("bias qkv_bias use_mtp_layernorm"), False),
             **dict.fromkeys(_words("parallel_draft_step parallel_draft_heads_num_layers"), 1),
         },
-        (*_LLAMAS, "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Qwen3Eagle3Model"),
+        _LLAMAS,
     ),
     "dflash": Keys(
         _FUSED | _BLOCKS | _DSPARK | {"dflash_config", "dspark_config", INPUTS, "sliding_window_non_causal"},
         _BLOCKS | _DSPARK,
         {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False), "attention_mode": "gqa"},
-        (
-            "DFlashDraftModel",
-            "Qwen3DFlashDraftModel",
-            "DFlashSpeculator",
-            "DSparkDraftModel",
-            "DSparkSpeculator",
-            "Qwen3DSparkModel",
-        ),
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), frozenset(), {"medusa_num_layers": 1}),
 }
@@ -236,9 +228,10 @@ def read(source: Path, kind: str) -> dict[str, Any]:
         described, classes = layers or raw, [name for name in classes_of(raw) if name is not None]
         if (family := described.get("model_type")) not in _MODEL_TYPES:
             raise CheckpointError(f"{file} has model_type {family!r}, and jaxspec reads no heads with such layers")
-        if classes and (len(classes) > 1 or classes[0] not in keys.classes):
+        known = [*keys.classes, *(name for row in _TABLE if row.kind == kind for name in row.classes.split("|"))]
+        if classes and (len(classes) > 1 or classes[0] not in known):
             raise CheckpointError(
-                f"{file} has architectures {classes}, and jaxspec reads such heads of {', '.join(keys.classes)}"
+                f"{file} has architectures {classes}, and jaxspec reads such heads of {', '.join(known)}"
             )
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]

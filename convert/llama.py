@@ -16,7 +16,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import folders, gguf, gguf_tokenizer, head_kinds, hf_config, meta, readers, tokenizer, transfer
+from jaxspec.convert import gguf, gguf_tokenizer, head_kinds, hf_config, meta, readers, tokenizer, transfer
 from jaxspec.convert.folders import format_of, read_config, read_json
 from jaxspec.convert.names import theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory
@@ -51,7 +51,7 @@ def convert(
     check_quantization(quantize)
     planned, tensors = plan(source, dtype)
     config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-    check_tokenizer(tokenizer_from or source)
+    tokenizer.check_readable(tokenizer_from or source)
     from_meta = planned.source_format == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
@@ -62,13 +62,6 @@ def convert(
             config_json.write_config(folder, config)
     say_written(out, config)
     return config
-
-
-def check_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError if the tokenizer files in a folder are not whole, or not readable."""
-    for file in tokenizer.files(folder):
-        folders.check_present(file)
-    tokenizer.check_readable(folder)
 
 
 def say_written(out: Path, config: CheckpointConfig) -> None:
@@ -87,24 +80,21 @@ def plan(source: Path, dtype: str | None = None, weights: Source | None = None) 
     Raises:
         CheckpointError: files are invalid.
     """
-    if weights is None and (file := gguf.find(source)) is not None:
-        opened = gguf.open_gguf(file)
-        model, family, tensors = gguf.to_llama(opened)
-        tokens, form = gguf_tokenizer.special_tokens(opened.metadata, file.name), "gguf"
-    elif weights is None and meta.is_meta(source):
-        family, model, tensors = meta.open_meta(source)
-        tokens, form = meta.special_tokens(family, model), "meta"
-    else:
-        try:
-            model, family, tokens, tensors = _huggingface(source, weights)
-        except CheckpointError as error:
-            raise CheckpointError(_head_in(source) or str(error)) from error
-        form = "huggingface"
     try:
+        if weights is None and (file := gguf.find(source)) is not None:
+            opened = gguf.open_gguf(file)
+            model, family, tensors = gguf.to_llama(opened)
+            tokens, form = gguf_tokenizer.special_tokens(opened.metadata, file.name), "gguf"
+        elif weights is None and meta.is_meta(source):
+            family, model, tensors = meta.open_meta(source)
+            tokens, form = meta.special_tokens(family, model), "meta"
+        else:
+            model, family, tokens, tensors = _huggingface(source, weights)
+            form = "huggingface"
         readers.check_dtypes(tensors, () if dtype is None else ("float64",))
         matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
     except CheckpointError as error:
-        raise CheckpointError((_head_in(source) if form == "huggingface" else "") or str(error)) from error
+        raise CheckpointError(_head_in(source) or str(error)) from error
     stored = transfer.main_dtype(matched.values())
     if stored == "float64":
         stored = dtype or stored

@@ -25,7 +25,7 @@ _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 def plan(source: Path) -> PublishedHead:
     """Reads config and headers of published heads; see `heads.plan`."""
     raw = head_kinds.read(source, "medusa")
-    found = _heads_of(_open(source), source)
+    found = _open(source)
     readers.check_dtypes(found)
     if found and all(map(_BLOCK.fullmatch, found)):
         raise CheckpointError(
@@ -72,16 +72,12 @@ def _published(ours: str) -> str:
 
 
 def _open(source: Path) -> Source:
-    """The tensors of the heads' own file, or those of the model's files if the heads were merged into it."""
+    """The tensors of the heads' own file, or their part of the model's files, without a prefix, if they were merged."""
     openers = {"safetensors": readers.open_safetensors, "pt": readers.open_torch}
     files = [file for suffix in openers if (file := source / f"medusa_lm_head.{suffix}").exists()]
     if len(files) > 1:
         say(f"warning: {source} holds both {' and '.join(file.name for file in files)}; only the first is read")
-    return openers[files[0].suffix[1:]](files[0]) if files else readers.open_directory(source)
-
-
-def _heads_of(tensors: Source, source: Path) -> Source:
-    """The heads' tensors, without the prefix of a merged model."""
+    tensors = openers[files[0].suffix[1:]](files[0]) if files else readers.open_directory(source)
     own = {name.removeprefix(_MERGED): tensor for name, tensor in tensors.items() if name.startswith(_MERGED)}
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")

@@ -48,9 +48,9 @@ def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
     for file, shard in zip(files, shards, strict=True):
         if wrong := sorted(shard.keys() ^ shards[0].keys()):
             raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")
-    for name in shards[0]:
-        if meta_row(name) is None:
-            raise CheckpointError(f"tensor {name} in {files[0]} is not part of a LLaMA; is this another model?")
+    rows = {name: meta_row(name) for name in shards[0]}
+    if unknown := [name for name, row in rows.items() if row is None]:
+        raise CheckpointError(f"tensor {unknown[0]} in {files[0]} is not part of a LLaMA; is this another model?")
     for name in ("tok_embeddings.weight", "layers.0.feed_forward.w1.weight"):
         if name not in shards[0]:
             raise CheckpointError(f"tensor {name} is missing in {files[0]}")
@@ -59,8 +59,8 @@ def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
     kv_heads = _integer(params, "n_kv_heads", otherwise=heads)
     source = {
         name: _join(name, row, [shard[name] for shard in shards], dim, {"q": heads, "k": kv_heads})
-        for name in shards[0]
-        if (row := meta_row(name)) is not None
+        for name, row in rows.items()
+        if row is not None
     }
     family = "mistral" if _is_mistral(params) else "llama"
     if family == "mistral" and "output.weight" not in source and not params.get("tied_embeddings"):

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from jaxspec.options.shared import Hosts, Option
 
+Revision = Annotated[str | None, Option(help="Branch, tag or commit of a hub id.")]
+
 
 @dataclasses.dataclass(frozen=True)
 class Llama:
@@ -34,8 +36,7 @@ class Llama:
     cannot be exported, because the original weights are lost."""
     tokenizer: Path | None = None
     """Folder with a Hugging Face tokenizer, instead of the source's. LLaMA 3 in Meta's format needs one."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    revision: Revision = None
     hosts: Hosts = Hosts()
 
 
@@ -86,8 +87,7 @@ class Head:
     """Text to count for --draft-vocab. Best is text that the target generated (`jaxspec-train generate`). Formats are
     those of training: a folder of text, a text file, JSONL with {"text": ...} or {"messages": ...} a line, ShareGPT's
     JSON, or `stdlib`. In conversations only the answers count."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    revision: Revision = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +135,7 @@ class Tokenizer:
     """Folder or GGUF file of the original model, or hub id such as org/model."""
     path: Annotated[Path, Option(metavar="CKPT", positional=True)]
     """Checkpoint to change."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub id."""
+    revision: Revision = None
 
 
 @dataclasses.dataclass(frozen=True)

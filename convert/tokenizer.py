@@ -14,6 +14,7 @@ from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, GENERIC, VOCABULARIES, class_of, load_tokenizer
 from jaxspec.convert import gguf, gguf_tokenizer
+from jaxspec.convert.folders import check_present
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
@@ -87,7 +88,9 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def check_readable(source: Path) -> None:
-    """Raises CheckpointError if a folder has a tokenizer.json, or a GGUF file a tokenizer, that cannot be read."""
+    """Raises CheckpointError if the tokenizer of a folder or GGUF file is not whole, or cannot be read."""
+    for file in files(source):
+        check_present(file)
     if (file := gguf.find(source)) is not None:
         _in_gguf(file)
     elif (source / "tokenizer.json").is_file():

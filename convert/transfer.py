@@ -101,15 +101,12 @@ def stream(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str | Non
         with np.errstate(over="ignore"):  # what overflows is refused as infinite
             cast = np.ascontiguousarray(turned(ours, array), dtype=None if kept else np.dtype(dtype))
         if not _is_finite(cast):
-            overflows = not kept and _is_finite(array)
-            why = f"values that are too large for --dtype {dtype}" if overflows else "NaN or infinite values"
-            advice = (
-                "the checkpoint is damaged" if not overflows else "take another dtype, or keep the checkpoint's own"
-            )
-            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} holds {why}; {advice}")
-        array = cast
-        packed = pack(ours, array, quantize)
-        del array  # frees its memory before the next one is read
+            problem = "NaN or infinite values; the checkpoint is damaged"
+            if not kept and _is_finite(array):
+                problem = f"values too large for --dtype {dtype}; take another dtype, or keep the checkpoint's own"
+            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} holds {problem}")
+        packed = pack(ours, cast, quantize)
+        del array, cast  # frees their memory before the next one is read
         for name in list(packed):
             yield name, np.asarray(packed.pop(name))
 

@@ -6,8 +6,6 @@ from typing import Literal
 
 from jaxspec.host.arguments import check_options
 
-Goal = Literal["forward-kl", "cross-entropy"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
@@ -74,7 +72,7 @@ class EagleObjective:
 class Distillation:
     """Loss of a drafter that learns the distribution of the next token."""
 
-    goal: Goal = "forward-kl"
+    goal: Literal["forward-kl", "cross-entropy"] = "forward-kl"
     """forward-kl: KL(target || draft). cross-entropy: that of the tokens of the text."""
     teacher_temperature: float = 1.0
     """Divides the target's logits before the KL, but not the draft's. 1: the target's own distribution, as in the

@@ -67,6 +67,15 @@ class HeadSettings:
     recipe: hyper.Recipe
 
 
+def _check_context(context: int | None, ahead: int, what: str) -> None:
+    """Raises ValueError where windows hold no token that is as far ahead as the farthest that `what` predicts."""
+    if context is not None and context <= ahead:
+        raise ValueError(
+            f"--context {context} is too short for {what} predicts the token {ahead} positions ahead, so --context "
+            f"must be at least {ahead + 1}"
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle(HeadSettings):
     """Train an EAGLE head: one decoder layer that predicts the target's next feature.
@@ -112,12 +121,8 @@ class Eagle3(HeadSettings):
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "draft_vocab")
         check_options(self, lambda value: value >= 0, "be at least 0", "window")
-        context, needed = self.context, self.objective.draft_steps + 2
-        if context is not None and context < needed:
-            raise ValueError(
-                f"--context {context} is too short for --draft-steps {self.objective.draft_steps}: the last step "
-                f"predicts the token {needed - 1} positions ahead, so --context must be at least {needed}"
-            )
+        steps = self.objective.draft_steps
+        _check_context(self.context, steps + 1, f"--draft-steps {steps}: the last step")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,11 +240,7 @@ class Medusa(HeadSettings):
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "heads")
         check_options(self, lambda value: 0 < value <= 1, "be above 0 and at most 1", "decay")
-        if self.context is not None and self.context < self.heads + 2:
-            raise ValueError(
-                f"--context {self.context} is too short for {self.heads} heads: the last one predicts the token "
-                f"{self.heads + 1} positions ahead, so --context must be at least {self.heads + 2}"
-            )
+        _check_context(self.context, self.heads + 1, f"{self.heads} heads: the last one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,13 @@ class LineLog:
         check_same_settings(self.path, flat(lines[0]["settings"]), flat(settings), self.other)
         return lines[1:]
 
+    def resume(self, settings: dict[str, Any], size: int = 1) -> list[dict[str, Any]]:
+        """The whole batches of `size` lines that a killed run has left. Removes the rest. Raises as `read`."""
+        lines = self.read(settings)
+        kept = lines[: len(lines) // size * size]
+        self.write(settings, kept)
+        return kept
+
     def lines(self) -> list[dict[str, Any]]:
         """All complete lines, the settings first. Raises ValueError if the file is no log."""
         *ended, rest = self.path.read_text(encoding="utf-8", errors="replace").split("\n")

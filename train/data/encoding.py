@@ -1,7 +1,7 @@
 """Encodes documents and conversations with a checkpoint's tokenizer."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxspec.host.terminal import say
 from jaxspec.train.data import chat
 from jaxspec.train.data.records import BadRecord, Conversation, usable
 from jaxspec.train.data.sources import Texts
-from jaxspec.train.data.text import Document, Encoded
+from jaxspec.train.data.text import Document, Encoded, Windows
 
 _AT_ONCE = 64  # documents encoded at once; a tokenizer's result takes fifty times the memory of its ids
 
@@ -97,9 +97,9 @@ def _counted(tokens: list[int], offsets: list[tuple[int, int]], spans: tuple[cha
     return Encoded(np.array(tokens, np.int32), counted)
 
 
-def token_counts(encoded: Sequence[Encoded], vocab_size: int) -> Int[np.ndarray, " V"]:
+def token_counts(encoded: Iterable[Encoded | Windows], vocab_size: int) -> Int[np.ndarray, " V"]:
     """How often each token occurs among those that count."""
     counts = np.zeros(vocab_size, np.int64)
     for each in encoded:
-        counts += np.bincount(each.tokens[each.counted], minlength=vocab_size)
+        counts += np.bincount(np.asarray(each.tokens)[np.asarray(each.counted)], minlength=vocab_size)
     return counts

@@ -10,11 +10,13 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message
 from jaxspec.train.data.text import Document
+from jaxspec.train.decoding_options import Calibrator, SkipSearch
 from jaxspec.train.options import Data
 
 _CHARACTERS_A_TOKEN = 32  # characters read for each token; if tokens are longer, a prompt has fewer of them
@@ -58,12 +60,13 @@ def load_prompts(
         found = [question.turns[0] for question in read_questions(file, count)]
     encoded = encode(found, model, chat, data.format)
     check_room(encoded, model.config.model.usable_length)
-    messages = [(*_system(data), Message(USER, text)) if chat else () for text in found]
+    messages = [(*system_of(data.format), Message(USER, text)) if chat else () for text in found]
     return list(map(Prompt, encoded, messages))
 
 
-def _system(data: Data) -> tuple[Message, ...]:
-    return () if data.format.system is None else (Message(SYSTEM, data.format.system),)
+def system_of(chat_format: ChatFormat) -> tuple[Message, ...]:
+    """The message with the system prompt, if there is one."""
+    return () if chat_format.system is None else (Message(SYSTEM, chat_format.system),)
 
 
 def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
@@ -75,7 +78,7 @@ def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[P
         begin = messages[: [each.role for each in messages].index(ASSISTANT)]
         (tokens,) = encode([[dataclasses.asdict(each) for each in begin]], model, True, data.format)
         if len(tokens) < model.config.model.usable_length:
-            found.append(Prompt(tokens, (*_system(data), *begin)))
+            found.append(Prompt(tokens, (*system_of(data.format), *begin)))
         if len(found) == count:
             break
     if not found:
@@ -96,9 +99,14 @@ def check_room(prompts: Sequence[list[int]], room: int) -> None:
             )
 
 
-def greedy_requests(model: Checkpoint, prompts: Sequence[Prompt], max_new_tokens: int) -> list[Request]:
-    """Requests for greedy text after each prompt, at most as long as the model's positions permit."""
-    left = lambda prompt: min(max_new_tokens, model.config.model.usable_length - len(prompt.tokens))
+def greedy_requests(model: Checkpoint, settings: Calibrator | SkipSearch, file: Path | None = None) -> list[Request]:
+    """Requests for greedy text after each of the command's prompts; see `load_prompts`, which also raises.
+
+    A text is at most as long as the model's positions permit.
+    """
+    shared = settings.samples, settings.prompt_tokens, settings.seed, settings.chat
+    prompts = load_prompts(file, settings.data, model, *shared)
+    left = lambda prompt: min(settings.max_new_tokens, model.config.model.usable_length - len(prompt.tokens))
     return [Request(prompt.tokens, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
 
 

@@ -84,10 +84,12 @@ def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
     entries = list(_entries(file))
     if any(_has_key(value) for _, value in entries):
         return [_record(*entry) for entry in entries]
-    lists = _lists(entries)
-    if any(_has_key(each) for value in lists for each in value):
+    # Of the values that are lists, and of the lists in those that are objects.
+    inside = (value.values() if isinstance(value, dict) else (value,) for _, value in entries)
+    listed = [each for values in inside for value in values if isinstance(value, list) for each in value]
+    if any(map(_has_key, listed)):
         return [BadRecord(file.name, "its records are inside an object; a .json file is a list of them")]
-    messages = any({"role", "content"} <= each.keys() for value in lists for each in value if isinstance(each, dict))
+    messages = any({"role", "content"} <= each.keys() for each in listed if isinstance(each, dict))
     several = sum(isinstance(value, dict) for _, value in entries) > 1
     if messages or several or (entries and Path(file.name).suffix.lower() in _LINES):
         return [BadRecord(file.name, f"no record of this file has usable {_A_KEY}")]
@@ -97,12 +99,6 @@ def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
 def _has_key(value: Any) -> bool:
     """Whether this JSON value has a key of a record, and a list or text there."""
     return isinstance(value, dict) and any(isinstance(value.get(key), list | str) for key in _KEYS)
-
-
-def _lists(entries: Iterable[tuple[str, Any]]) -> list[list[Any]]:
-    """The JSON values that are lists, and the lists in those that are objects."""
-    inside = (value.values() if isinstance(value, dict) else (value,) for _, value in entries)
-    return [value for values in inside for value in values if isinstance(value, list)]
 
 
 def _entries(file: Document) -> Iterator[tuple[str, Any]]:
@@ -141,9 +137,9 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
             if key in value:
                 if unread := [name for name in _IN_PROMPT if value.get(name) not in (None, [], {}, "", "[]")]:
                     raise ValueError(f"it has {unread[0]}, which jaxspec does not read")
-                messages = _messages(key, value[key], role, content)
-                for system in _SYSTEM:
-                    messages = _with_system(value.get(system), messages)
+                messages = (*_system_prompt(value), *_messages(key, value[key], role, content))
+                if sum(message.role == SYSTEM for message in messages) > 1:
+                    raise ValueError("it has more than one system prompt")
                 if not complete and messages[-1].role != ASSISTANT:
                     raise ValueError("it is not complete, and its last turn is not the assistant's")
                 return Conversation(name, messages, complete)
@@ -154,13 +150,10 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
         return BadRecord(name, str(error))
 
 
-def _with_system(prompt: Any, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The messages after a record's own system prompt, if it has one."""
-    if prompt in (None, ""):
-        return messages
-    if messages[0].role == SYSTEM:
-        raise ValueError("it has more than one system prompt")
-    return (Message(SYSTEM, _string("its system prompt", prompt)), *messages)
+def _system_prompt(record: dict[str, Any]) -> list[Message]:
+    """A message with each system prompt that is beside a record's messages."""
+    found = [record[key] for key in _SYSTEM if record.get(key) not in (None, "")]
+    return [Message(SYSTEM, _string("its system prompt", prompt)) for prompt in found]
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:

@@ -14,8 +14,8 @@ from jaxspec.decoding.request import SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.engine.stop_strings import text_of
-from jaxspec.train.data.prompts import Prompt
-from jaxspec.train.data.records import SYSTEM, USER, Message
+from jaxspec.train.data.prompts import Prompt, system_of
+from jaxspec.train.data.records import USER, Message
 
 TURN = SamplingParams(max_new_tokens=96, temperature=1.0, top_p=0.9)
 SEED = 2**20  # added to the seed, so that a turn and its answer draw other random numbers
@@ -56,8 +56,8 @@ def prompt_after(
     if not (turn := turn.strip()) or not (ended or found):
         return None
     (encoded,) = encode([turn], model, True, chat_format)
-    system = () if chat_format.system is None else (Message(SYSTEM, chat_format.system),)
-    return Prompt(encoded, (*system, Message(USER, turn))) if len(encoded) < model.config.model.usable_length else None
+    messages = (*system_of(chat_format), Message(USER, turn))
+    return Prompt(encoded, messages) if len(encoded) < model.config.model.usable_length else None
 
 
 def _around(model: Checkpoint, chat_format: ChatFormat, topic: str) -> tuple[str, str]:

@@ -1,6 +1,5 @@
 """`jaxspec-train calibrator`: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)"""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,9 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxspec.builders.chain import Chain
-from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
-from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
@@ -22,12 +19,12 @@ from jaxspec.host.interrupts import deferred
 from jaxspec.host.processes import split_over_hosts
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
-from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
+from jaxspec.train.data.prompts import greedy_requests, load_with_tokenizer
 from jaxspec.train.data.text import join
 from jaxspec.train.decoding_options import Calibrator
 from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
-from jaxspec.train.run.heads import hashes
+from jaxspec.train.run.heads import default_out, hashes
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
@@ -40,20 +37,14 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     Several processes decode together. Then each fits the whole predictor from the same labels, because it is small.
     """
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
-    out = folder_of(model, settings.head, settings.out)
+    out = settings.out or default_out(find_head(model.path, settings.head) / FOLDER, "a predictor for a builtin head")
     drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
-    prompts = load_prompts(
-        None, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
-    )
-    requests = greedy_requests(model, prompts, settings.max_new_tokens)
+    requests = greedy_requests(model, settings)
     weights = load_head(model, Method(drafter, builder, head=settings.head))
     recording = RecordingDrafter(drafter, settings.length, rounds=settings.max_new_tokens)
     engine = Engine(model, Method(recording, builder), draft=weights)
     typed = as_typed("calibrator", settings) | hashes(model.path, settings.head)
-    with (
-        open_run(run_folder(out, settings.run_dir), typed) as run,
-        staged_by_all(out, 0) as folder,
-    ):
+    with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
         found = list(collect(engine, requests, settings.batch_size, run.labels))
         held_out = found[::HELD_OUT] if len(found) > 1 else found
         kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
@@ -69,14 +60,6 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         f"prediction of their acceptance rate ({measured['share']:.2f}) has {measured['base']:.3f}"
     )
     return trained
-
-
-def folder_of(model: Checkpoint, head: str, out: Path | None) -> Path:
-    """The folder of a predictor: `out`, or a folder inside the head's."""
-    folder = find_head(model.path, head)
-    if out is None and BUILTIN in folder.parents:
-        raise ValueError("a predictor for a builtin head needs --out, because the package itself is never changed")
-    return out or folder / FOLDER
 
 
 def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[AcceptancePredictor, dict[str, float]]:

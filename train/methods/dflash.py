@@ -26,7 +26,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.run import heads
 from jaxspec.train.run.losses import Summed, divergence
-from jaxspec.train.run.packed import positions, target_features
+from jaxspec.train.run.packed import ahead, positions, target_features
 
 TEXT_SHARE = 0.1  # DSpark's weight of the text's cross-entropy beside the L1 distance
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
@@ -45,9 +45,8 @@ def train(settings: options.Dflash) -> DflashHead:
     drafter = Dflash(block=settings.block + (settings.rows == "next"))
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        heads.check_taps(settings.taps or (), config)
-        if settings.mask_token is not None and not 0 <= settings.mask_token < config.vocab_size:
-            raise ValueError(f"--mask-token must be from 0 to {config.vocab_size - 1}, not {settings.mask_token}")
+        heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
+        heads.check_range("--mask-token", 0, config.vocab_size - 1, settings.mask_token or 0)
         names = ("layers", "block", "taps", "mask_token", "markov_rank", "confidence")
         chosen: dict[str, Any] = {name: getattr(settings, name) for name in names}
         causal = (True,) * settings.layers if settings.causal else ()
@@ -151,8 +150,7 @@ def draft(
 
 def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, key: Key[Array, ""] | None) -> Blocks:
     """Draws up to `count` different anchors per window: tokens whose next token is in the same document and counts."""
-    ahead = lambda x: jnp.pad(x[:, 1:], [(0, 0), (0, 1)])
-    may = ahead(counted) & (jnp.roll(segment, -1, axis=1) == segment)
+    may = ahead(counted, 1) & (jnp.roll(segment, -1, axis=1) == segment)
     count = min(count, segment.shape[1] - 1)
     if key is not None:
         score, anchor = jax.lax.top_k(jnp.where(may, jax.random.uniform(key, may.shape), -1.0), count)

@@ -2,16 +2,11 @@
 
 import dataclasses
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Key
 
-from jaxspec.checkpoint import checksums, config_json, parameters
-from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.convert import tokenizer
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
@@ -42,23 +37,12 @@ def train(settings: options.DraftModel) -> Llama:
             say("embedding, final norm and LM head start from the target's")
             shared = {"embedding", "head.kernel", "norm"} & module_to_dict(model).keys()
             model = heads.started(model, job.target.target, {name: name for name in shared})
-        write = partial(write_checkpoint, job.target, settings.save_dtype, job.sources.chat_args)
+        config = dataclasses.replace(
+            job.target.config, model=shape.model, quantize=None, chat_args=job.sources.chat_args,
+            dtype=settings.save_dtype, source_dtype=settings.save_dtype, source_format="jaxspec",
+        )  # fmt: skip
+        write = partial(lm.write_checkpoint, config, job.target.path)
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
-
-
-def write_checkpoint(
-    target: Checkpoint, dtype: str, chat_args: dict[str, Any] | None, folder: Path, trained: Llama
-) -> None:
-    """Writes a draft model as a checkpoint in `dtype`, with the target's tokenizer."""
-    described = dataclasses.replace(
-        target.config, model=trained.config, quantize=None, chat_args=chat_args, dtype=dtype, source_dtype=dtype,
-        source_format="jaxspec",
-    )  # fmt: skip
-    tokenizer.copy(target.path, folder)
-    params = module_to_dict(trained).items()
-    parameters.write_params(folder / "params", ((name, param.astype(dtype)) for name, param in params))
-    checksums.write(folder)
-    config_json.write_config(folder, described)
 
 
 def loss(model: Llama, target: Llama, batch: Windows, key: Key[Array, ""] | None, objective: Distillation) -> Summed:

@@ -8,7 +8,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, Key
 
@@ -20,12 +19,13 @@ from jaxspec.model.attention import over_steps
 from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train import options
-from jaxspec.train.data.text import Windows
+from jaxspec.train.data.encoding import token_counts
+from jaxspec.train.data.text import Windows, take
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import positions, target_features
+from jaxspec.train.run.packed import ahead, positions, target_features
 
 _ROWS = 4096  # windows that are read at once to count tokens
 
@@ -35,7 +35,7 @@ def train(settings: options.Eagle3) -> Eagle3Head:
     drafter = Eagle3()
     with heads.open_job(drafter.name, settings) as job:
         config = job.target.config.model
-        heads.check_taps(settings.taps or (), config)
+        heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
         packed, _ = heads.prepared(job)
         ids = chosen(packed, job.target, settings.draft_vocab)
         chosen_shape = {name: getattr(settings, name) for name in ("taps", "tap_norm", "width", "window")}
@@ -47,10 +47,8 @@ def train(settings: options.Eagle3) -> Eagle3Head:
 def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
     """The draft vocabulary: the ids of the `size` most frequent tokens that count in training, ascending. It always has
     the EOS tokens."""
-    vocab, counts = target.config.model.vocab_size, np.zeros(target.config.model.vocab_size, np.int64)
-    for start in range(0, len(packed.tokens), _ROWS):
-        rows = slice(start, start + _ROWS)
-        counts += np.bincount(np.asarray(packed.tokens[rows])[np.asarray(packed.counted[rows])], minlength=vocab)
+    parts = (take(packed, slice(start, start + _ROWS)) for start in range(0, len(packed.tokens), _ROWS))
+    counts = token_counts(parts, target.config.model.vocab_size)
     return draft_vocabulary.most_frequent(counts, size, always=target.config.eos).tolist()
 
 
@@ -85,10 +83,6 @@ def loss(
     in_vocabulary = jnp.zeros(target_logits.shape[-1], bool).at[head.ids].set(True)[best]
     counted = jnp.asarray(batch.counted)
 
-    def ahead(x: Array, by: int, otherwise: int = 0) -> Array:
-        """x shifted by `by` tokens: the value of a later token."""
-        return jnp.pad(x[:, by:], [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)
-
     @jax.checkpoint  # otherwise the logits of all steps are kept for the gradient
     def of_step(out: Array, target_logits: Array, chosen: Array, valid: Array) -> tuple[Array, Array]:
         drafts = head.logits(target, out)
@@ -119,8 +113,7 @@ def unroll(
     """The outputs of `count` drafting steps: in step k, row i reads token i + 1 + k and its output of step k - 1."""
     at, steps, made = positions(segment), (), []
     for k in range(count):
-        token = jnp.pad(tokens[:, 1 + k :], [(0, 0), (0, 1 + k)])
         angles = rotary(head.config, at + k)
-        features, steps = head(target, token, features, angles, over_steps(segment, steps, head.window))
+        features, steps = head(target, ahead(tokens, 1 + k), features, angles, over_steps(segment, steps, head.window))
         made.append(features)
     return made

@@ -39,8 +39,7 @@ def train(settings: options.EarlyExit) -> EarlyExitHead:
     drafter, exits = EarlyExit(), settings.exit_layers
     with heads.open_job(drafter.name, settings, partial(load, first=settings.first)) as job:
         model, first = job.target.config.model, job.target.target.config.num_layers
-        if not 0 <= exits <= model.num_layers:
-            raise ValueError(f"--exit-layers must be from 0 to {model.num_layers} for this target, not {exits}")
+        heads.check_range("--exit-layers", 0, model.num_layers, exits)
         shape = drafter.head_for(model, first=first, exit_layers=exits)
         head = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
         return heads.train(job, drafter, shape, load_initial(job.target.path, head, model), loss, decodes=False)
@@ -96,8 +95,7 @@ def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None)
     count = default_first(config.model.num_layers) if first is None else first
     if config.model.num_layers < 2:
         raise ValueError(f"{path} has only one layer, so it has no early exit")
-    if not 0 < count < config.model.num_layers:
-        raise ValueError(f"--first must be from 1 to {config.model.num_layers - 1} for this target, not {count}")
+    heads.check_range("--first", 1, config.model.num_layers - 1, count)
     bottom = load_bottom(folder, config, count, jnp.dtype(dtype))
     if mesh is not None:
         mesh = split_mesh(mesh, config.model)

@@ -33,9 +33,8 @@ def train(settings: options.Edd) -> EddHead:
     with heads.open_job(drafter.name, settings) as job:
         target = job.target.target
         shape = drafter.head_for(target.config, tap=settings.tap)
-        count, tap = target.config.num_layers, shape.settings["tap"]
-        if not 0 <= tap < count:
-            raise ValueError(f"--tap must be from 0 to {count - 1} for this target, not {tap}")
+        tap = shape.settings["tap"]
+        heads.check_range("--tap", 0, target.config.num_layers - 1, tap)
         return heads.train(job, drafter, shape, initial(target, tap), partial(loss, objective=settings.objective))
 
 

@@ -63,14 +63,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
         "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
     }
     log = LineLog(out.with_name(out.name + ".part"), "what a killed `generate` left", "another OUT")
-
-    def resume() -> list[dict[str, Any]]:
-        there = log.read(decided)
-        whole = there[: len(there) // size * size]  # so that batches are those of an uninterrupted run
-        log.write(decided, whole)
-        return whole
-
-    lines = broadcast_from_first(resume)
+    lines = broadcast_from_first(lambda: log.resume(decided, size))  # so batches are those of an uninterrupted run
     for line in lines:
         if LEFT_OUT not in line:
             screen.screened(line)

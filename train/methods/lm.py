@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Key
 from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.tokenizer import GENERIC, load_tokenizer
+from jaxspec.convert.tokenizer import copy as copy_tokenizer
 from jaxspec.host import compilation
 from jaxspec.host.atomic import is_whole, staged
 from jaxspec.host.interrupts import deferred
@@ -77,17 +78,21 @@ def train(settings: Lm) -> None:
         trained, measured = fit(with_dropout, initial, None, packed, recipe, run, measure=measure)
         draw_figure(run.metrics, run.figure)
 
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / name).write_bytes((run.data / "tokenizer" / name).read_bytes())
-        narrow = jax.tree.map(lambda param: param.astype(dtype), trained)
-        with deferred():
-            parameters.write_params(folder / "params", parameters.module_to_dict(narrow).items())
-        checksums.write(folder)
         bos, eos = tokenizer.BOS_ID, (tokenizer.EOS_ID,)
         config = CheckpointConfig("llama", model, dtype, dtype, "jaxspec", bos, eos, tokenizer_class=GENERIC)
-        config_json.write_config(folder, config)
+        with deferred():
+            write_checkpoint(config, run.data / "tokenizer", folder, trained)
     result = "no file was held out" if measured is None else f"held-out loss {measured['loss']:.3f}"
     say(f"wrote {out}: llama, {memory.parameter_count(model):,} parameters, {dtype}, {result}")
+
+
+def write_checkpoint(config: CheckpointConfig, tokenizer_from: Path, folder: Path, trained: Llama) -> None:
+    """Writes a model as a checkpoint in `config.dtype`, with a copy of the tokenizer in `tokenizer_from`."""
+    copy_tokenizer(tokenizer_from, folder)
+    params = parameters.module_to_dict(trained).items()
+    parameters.write_params(folder / "params", ((name, param.astype(config.dtype)) for name, param in params))
+    checksums.write(folder)
+    config_json.write_config(folder, config)
 
 
 def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe) -> None:

@@ -18,7 +18,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import target_features
+from jaxspec.train.run.packed import ahead, target_features
 
 
 def train(settings: options.Medusa) -> MedusaHeads:
@@ -75,13 +75,9 @@ def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T heads"], Bool[Arr
     The LM head predicts the next token, and head k the one k + 1 tokens later. It counts only in the same document.
     """
     segment = jnp.asarray(batch.segment)
-
-    def ahead(x: Array, otherwise: int) -> Array:
-        shift = lambda by: jnp.pad(x, [(0, 0), (0, by)], constant_values=otherwise)[:, by:]
-        return jnp.stack([shift(k + 2) for k in range(count)], axis=-1)
-
-    same = ahead(segment, -1) == segment[..., None]
-    return ahead(jnp.asarray(batch.tokens), 0), ahead(jnp.asarray(batch.counted), 0) & same
+    of_heads = lambda x, otherwise=0: jnp.stack([ahead(x, k + 2, otherwise) for k in range(count)], axis=-1)
+    same = of_heads(segment, -1) == segment[..., None]
+    return of_heads(jnp.asarray(batch.tokens)), of_heads(jnp.asarray(batch.counted)) & same
 
 
 def of_head(

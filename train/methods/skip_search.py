@@ -25,12 +25,12 @@ from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import parse_method
-from jaxspec.train.data.prompts import greedy_requests, load_prompts, load_with_tokenizer
+from jaxspec.train.data.prompts import greedy_requests, load_with_tokenizer
 from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_suggestion, skip_trial
 from jaxspec.train.methods.skip_trial import Objective, Trial
 from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
-from jaxspec.train.run.heads import folder_of
+from jaxspec.train.run.heads import default_out
 
 LOG = "the log of a skip search"
 
@@ -51,11 +51,8 @@ def search(settings: SkipSearch) -> SkipMask:
         )
     skip_suggestion.check_installed()
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
-    out, layers = folder_of(model.path, LayerSkip.name, settings.out), model.config.model.num_layers
-    prompts = load_prompts(
-        settings.prompts, settings.data, model, settings.samples, settings.prompt_tokens, settings.seed, settings.chat
-    )
-    requests = greedy_requests(model, prompts, settings.max_new_tokens)
+    out = settings.out or default_out(model.path / "heads" / LayerSkip.name, "a head for the builtin target")
+    layers, requests = model.config.model.num_layers, greedy_requests(model, settings, settings.prompts)
     chat_args = dict(settings.data.format.arguments) if settings.chat else None
     with (
         open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
@@ -65,15 +62,9 @@ def search(settings: SkipSearch) -> SkipMask:
         decided = {
             "method": str(method),
             **identity(model),
-            "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
+            "the hash of the prompts": fingerprint([np.array(request.tokens, np.int32) for request in requests]),
         }
-
-        def resume() -> list[dict[str, Any]]:
-            there = log.read(decided)
-            log.write(decided, there)
-            return there
-
-        first, lines = is_first(), broadcast_from_first(resume)
+        first, lines = is_first(), broadcast_from_first(lambda: log.resume(decided))
         if not lines:
             lines = [{"costs": skip_trial.measure(model, method, settings.objective, requests)}]
             if first:

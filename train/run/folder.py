@@ -85,22 +85,20 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     file = folder / _SETTINGS
     settings = json.loads(json.dumps(settings))
     unfinished = set(folder.glob(f".{file.name}.*.part"))  # of a run that was killed while it wrote its settings
-    others = {path for path in folder.iterdir() if not _is_part(path.name)} if folder.exists() else set()
-    if others and not file.exists():
+    names = _names(folder)
+    if names and not file.exists():
         raise ValueError(f"{folder} exists and is not the folder of a run; name another with --run")
-    if others:
+    if names:
         before = _settings(file)
         if run.started:
             _check_same(file, before, settings)
-        elif strange := _strange(folder):
+        elif strange := sorted(names - _ENTRIES):
             raise ValueError(
                 f"{folder} holds {strange[0]}, which is not of a run; remove it, or name another with --run"
             )
     if folder.exists() and not run.started:
         buckets.remove(folder)  # killed before its first checkpoint, so nothing is lost
-    first = (
-        not buckets.in_bucket(folder) and not folder.parent.exists()
-    )  # the folder `heads` of a checkpoint may be new
+    first = not buckets.in_bucket(folder) and not folder.parent.exists()  # as may be `heads` of a checkpoint
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in unfinished:
@@ -109,22 +107,18 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         processes.wait()
         yield run
     finally:
-        if not run.started and not _strange(folder):
+        if not run.started and _names(folder) <= _ENTRIES:
             with contextlib.suppress(OSError):
                 buckets.remove(folder)
                 if first:
                     folder.parent.rmdir()  # it may not be empty
 
 
-def _is_part(name: str) -> bool:
-    """Whether this is a temporary name of something that a run writes (`atomic`)."""
-    return name.endswith(".part") and any(name.startswith(f".{entry}.") for entry in _ENTRIES)
-
-
-def _strange(folder: Path) -> list[str]:
-    """The names in a folder that no run writes."""
-    found = (path.name for path in folder.iterdir()) if folder.exists() else ()
-    return sorted(name for name in found if name not in _ENTRIES and not _is_part(name))
+def _names(folder: Path) -> set[str]:
+    """The names in a folder, if there is one, without temporary names (`atomic`) of what a run writes."""
+    found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    is_part = lambda name: name.endswith(".part") and any(name.startswith(f".{entry}.") for entry in _ENTRIES)
+    return {name for name in found if not is_part(name)}
 
 
 def _settings(file: Path) -> dict[str, Any]:

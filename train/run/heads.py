@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,7 +61,7 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
     mesh = settings.devices.open(several=True)
     target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
-    out = folder_of(target.path, name, settings.out)
+    out = settings.out or default_out(target.path / "heads" / name, "a head for the builtin target")
     sources = sources_of(settings.data)
     typed = as_typed(name, settings) | hashes(target.path)
     with open_run(run_folder(out, settings.run_dir), typed) as run:
@@ -79,17 +79,17 @@ def hashes(target: Path, head: str | None = None) -> dict[str, str]:
     }
 
 
-def folder_of(target: Path, name: str, out: Path | None) -> Path:
-    """The folder of a new head: `out`, or TARGET/heads/NAME. Raises ValueError for a builtin target without `out`."""
-    if out is None and target == FOLDER:
-        raise ValueError("a head for the builtin target needs --out, because the package itself is never changed")
-    return out or target / "heads" / name
+def default_out(folder: Path, what: str) -> Path:
+    """The folder of a new head, or of another output, without --out. Raises ValueError if it is in the package."""
+    if FOLDER in folder.parents:
+        raise ValueError(f"{what} needs --out, because the package itself is never changed")
+    return folder
 
 
-def check_taps(taps: Sequence[int], target: LlamaConfig) -> None:
-    """Raises ValueError where these are not layers of the target."""
-    if outside := [tap for tap in taps if not 0 <= tap < target.num_layers]:
-        raise ValueError(f"--taps must be from 0 to {target.num_layers - 1} for this target, not {outside[0]}")
+def check_range(option: str, least: int, most: int, *values: int) -> None:
+    """Raises ValueError for the first of these values of an option that the target does not allow."""
+    if outside := [value for value in values if not least <= value <= most]:
+        raise ValueError(f"{option} must be from {least} to {most} for this target, not {outside[0]}")
 
 
 def prepared(job: Job) -> tuple[Windows, Windows | None]:
@@ -164,7 +164,9 @@ def train(
     """
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
-    first, chat_args = processes.is_first(), job.sources.chat_args
+    if write is None:
+        config = head_config(drafter, shape, target.config, settings.save_dtype, job.sources.chat_args)
+        write = lambda folder, trained: write_head(folder, config, trained)
     size = sum(leaf.size for leaf in jax.tree.leaves(head))
     with staged_by_all(job.out, size * 4) as folder, use_mesh(target.mesh):
         packed, held_out = prepared(job)
@@ -180,13 +182,10 @@ def train(
         else:
             say("no text is held out, so nothing is measured, and the last weights are kept")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
-        if first:
+        if processes.is_first():
             draw_figure(run.metrics, run.figure)
         with deferred():
-            if write is None:
-                write_head(folder, head_config(drafter, shape, target.config, settings.save_dtype, chat_args), trained)
-            else:
-                write(folder, trained)
+            write(folder, trained)
     result = ""
     if measured is not None:
         name, value = ("chain tau", measured["tau"]) if decodes else ("loss", measured["loss"])

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxspec.model.attention import over_documents
 from jaxspec.model.llama import Llama, Output
@@ -46,6 +46,11 @@ def target_features(
         return jnp.asarray(batch.features), tuple(map(jnp.asarray, batch.taps))
     out = jax.lax.stop_gradient(read(target, jnp.asarray(batch.tokens), jnp.asarray(batch.segment), taps))
     return out.hidden, out.taps
+
+
+def ahead(x: Shaped[Array, "B T *V"], by: int, otherwise: int = 0) -> Shaped[Array, "B T *V"]:
+    """The value `by` tokens later; `otherwise` after the last one."""
+    return jnp.pad(x, [(0, 0), (0, by), *[(0, 0)] * (x.ndim - 2)], constant_values=otherwise)[:, by:]
 
 
 def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:

@@ -117,16 +117,10 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
     )
     matrices = lambda params: jax.tree.map(lambda param: param.ndim > 1, params)
     adamw = optax.adamw(rate, b1=recipe.b1, b2=recipe.b2, weight_decay=recipe.weight_decay, mask=matrices)
+    muon = optax.contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
+    optimizers = {"adamw": adamw, "muon": optax.partition({"hidden": muon, "others": adamw}, kinds_of)}
     clips = {"norm": optax.clip_by_global_norm, "value": optax.clip}
-    chosen = adamw if recipe.optimizer == "adamw" else _muon(rate, adamw, recipe)
-    return optax.chain(clips[recipe.clip_by](recipe.clip), chosen)
-
-
-def _muon(rate: optax.Schedule, others: optax.GradientTransformation, recipe: Recipe) -> optax.GradientTransformation:
-    from optax import contrib
-
-    muon = contrib.muon(rate, weight_decay=recipe.weight_decay, consistent_rms=0.2)
-    return optax.partition({"hidden": muon, "others": others}, kinds_of)
+    return optax.chain(clips[recipe.clip_by](recipe.clip), optimizers[recipe.optimizer])
 
 
 def kinds_of(params: Params) -> Params:
