@@ -17,6 +17,7 @@ RunFolder = Annotated[
     ),
 ]
 SaveDtype = Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of the stored parameters.")]
+Taps = Annotated[tuple[int, ...] | None, Option(metavar="INT [INT ...]")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Eagle3(HeadSettings):
     objective: hyper.Eagle3Objective = hyper.Eagle3Objective()
     draft_vocab: int = 32_000
     """Size of the draft vocabulary, at most that of the target's vocabulary."""
-    taps: tuple[int, ...] | None = None
+    taps: Taps = None
     """Target layers, counted from 0, whose inputs the head reads. Default: 2, n/2 and n - 3 of n layers."""
     tap_norm: Literal["none", "each", "all"] = "none"
     """RMSNorm of these inputs before the head joins them: of `each`, or of `all` as one vector. EAGLE's own code cannot
@@ -145,7 +146,7 @@ class Dflash(HeadSettings):
     """The position whose token a row drafts: its own, as in DFlash and JetSpec, or the next, as in DSpark."""
     causal: bool = False
     """A row sees its block only up to itself, as in JetSpec."""
-    taps: tuple[int, ...] | None = None
+    taps: Taps = None
     """Target layers, counted from 0, whose inputs the head reads. Default: as many as it has layers, spread evenly."""
     mask_token: int | None = None
     """Id of the token that stands for unknown tokens in a block. Default: the last id of the vocabulary."""

@@ -28,6 +28,12 @@ _OWN_CHECK = re.compile(r"Error parsing (?!-)[\w-]+: (.*?)\.? For full helptext"
 """An error that a dataclass of options raised. tyro names the field that holds it."""
 
 _HELP = re.compile(r"\.? For full helptext, (?:run|see):? ")
+_WRONG_VALUE = re.compile(r"Error parsing (?P<option>--[\w-]+): (?P<why>.*?)(?P<value>['\"].*['\"])\W*$")
+_WRONG_CHOICE = re.compile(r"invalid choice (?P<value>.*) for argument '(?P<option>.*)'\. Expected (?P<choices>.*)")
+_NO_VALUE = re.compile(r"Missing value for argument '([^']*)'")
+_KINDS = {"INT [": "whole numbers, with spaces between", "int": "a whole number", "INT": "a whole number",
+          "float": "a number", "FLOAT": "a number"}  # fmt: skip
+"""What a value must be, by a word in tyro's message."""
 _OPTION = re.compile(r"(?<= )(--[a-z][a-z-]*) (?=[{[A-Z])")
 _ARGUMENT = re.compile(r" *([A-Z]+) ")  # a positional one, at the beginning of its description
 
@@ -182,4 +188,13 @@ def _unbox(text: str) -> str:
         text += f"; perhaps you meant {close[0]}" if close else ""
     elif text.startswith("Error parsing"):
         text = re.split(" (?:Got errors|Argument helptext):", text)[0]
+        if found := _WRONG_VALUE.match(text):
+            kind = next((words for name, words in _KINDS.items() if name in found["why"]), None)
+            must = f"cannot be {found['value']}" if kind is None else f"must be {kind}, not {found['value']}"
+            text = f"{found['option']} {must}"
+    elif found := _WRONG_CHOICE.match(text):
+        choices = sorted({*re.findall(r"'([^']+)'", found["choices"])} - {"None"})  # None: the option is omitted
+        text = f"{found['option']} must be one of {', '.join(choices)}, not {found['value']}"
+    elif found := _NO_VALUE.match(text):
+        text = f"{found[1]} needs a value"
     return f"error: {text.rstrip(' .')}; see {see}"
