@@ -64,17 +64,11 @@ class TopPaths(TreeBuilder):
         batch, expanded, offered = proposal.token.shape
         live = proposal.live & frontier.live[..., None] & active[:, None, None]
         log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
-
-        def flat(values):
-            return values.reshape(batch, expanded * offered)
-
+        flat = lambda values: values.reshape(batch, expanded * offered)
         # Slots of later levels begin after the root's `first_level` children.
         count = min(limits.per_level, expanded * offered)
         score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
-
-        def pick(values):
-            return jnp.take_along_axis(flat(values), best, axis=1)
-
+        pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
         parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
         first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
         slots = first + jnp.arange(count)

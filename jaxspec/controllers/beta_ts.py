@@ -68,8 +68,5 @@ class BetaTS(Controller):
         accepted, levels = jnp.asarray(counts.accepted), jnp.asarray(counts.levels)
         successes = accepted - 1 if self.reading == "printed" else accepted
         trials = jnp.minimum(accepted + 2, levels) if self.reading == "bonus" else compared(accepted, levels)
-
-        def add(old, new):
-            return jnp.where(levels > 0, jnp.maximum(old + new, BETA_FLOOR), old)
-
+        add = lambda old, new: jnp.where(levels > 0, jnp.maximum(old + new, BETA_FLOOR), old)
         return BetaState(alpha=add(state.alpha, successes), beta=add(state.beta, trials - successes))

@@ -65,10 +65,7 @@ def start(
     tokens = np.zeros((len(requests), cache_len), np.int32)
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
-
-    def column(read: Callable[[Request], float], dtype: Any) -> np.ndarray:
-        return np.array([read(request) for request in requests], dtype)
-
+    column = lambda read, dtype: np.array([read(request) for request in requests], dtype)
     lengths = column(lambda r: len(r.tokens), np.int32)
     top_k = column(lambda r: min(r.sampling.top_k, MOST), np.int32) if any(r.sampling.top_k for r in among) else None
     top_p = column(lambda r: r.sampling.top_p, np.float32) if any(r.sampling.top_p < 1 for r in among) else None

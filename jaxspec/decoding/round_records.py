@@ -50,9 +50,7 @@ def count_round(
     """
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
-
-    def nodes(tree):
-        return tree.live.sum(axis=1) - 1
+    nodes = lambda tree: tree.live.sum(axis=1) - 1
 
     def seen(values: Array) -> Array:
         return jnp.where(done, 0, values).astype(jnp.int32)

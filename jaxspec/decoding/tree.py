@@ -79,10 +79,7 @@ def add_nodes(
     live: Bool[Array, "B C"],
 ) -> DraftTree:
     """Writes C nodes to `slots`, the same for every row. Slots past the end are dropped; nodes not live are padding."""
-
-    def put(values: Array, new: Array) -> Array:
-        return put_at(values, slots, new)
-
+    put = lambda values, new: put_at(values, slots, new)
     own = slots[:, None] == jnp.arange(tree.token.shape[1])
     return DraftTree(
         token=put(tree.token, jnp.where(live, token, 0)),

@@ -133,8 +133,7 @@ def score(
         likeliest = (logits.argmax(-1)[..., None] == wanted) | (wanted < 0)
         return jnp.where(wanted < 0, 0, given).sum(1), likeliest.all(1)
 
-    def ignore(hidden, wanted):
-        return jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool)
+    ignore = lambda _, wanted: (jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool))
 
     def read_chunk(carry):
         at, cache, log_prob, greedy = carry
