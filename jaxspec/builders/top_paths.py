@@ -101,9 +101,7 @@ class ConfidencePower(TopPaths):
 
     def require_powers(self) -> None:
         """Raises ValueError if a power is not positive and finite."""
-        for name in ("power", "greedy_power"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{self.name}: {name} must be above 0, not {getattr(self, name)}")
+        self.require_that(lambda value: 0 < value < float("inf"), "be above 0, and finite", "power", "greedy_power")
 
     @property
     def at_temperature_0(self) -> "ConfidencePower":

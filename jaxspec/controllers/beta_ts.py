@@ -51,8 +51,7 @@ class BetaTS(Controller):
     reading: str = "compared"
 
     def __post_init__(self) -> None:
-        if self.reading not in READINGS:
-            raise ValueError(f"beta-ts: reading must be one of {', '.join(READINGS)}, not {self.reading!r}")
+        self.require_that(lambda value: value in READINGS, f"be one of {', '.join(READINGS)}", "reading")
         check_prior(self)
 
     def init(self, batch: int) -> BetaState:

@@ -64,14 +64,11 @@ class CaliTS(Controller):
     prediction: str = "both"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("estimate", ESTIMATES), ("prediction", PREDICTIONS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"cali-ts: {name} must be one of {', '.join(allowed)}, not {getattr(self, name)!r}")
-        for name in ("sigma_model", "sigma_sample"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"cali-ts: {name} must be above 0, not {getattr(self, name)}")
-        if not 0 <= self.prior <= 1:
-            raise ValueError(f"cali-ts: prior must be a probability, not {self.prior}")
+        self.require_that(lambda value: value in ESTIMATES, f"be one of {', '.join(ESTIMATES)}", "estimate")
+        self.require_that(lambda value: value in PREDICTIONS, f"be one of {', '.join(PREDICTIONS)}", "prediction")
+        positive = lambda value: 0 < value < float("inf")
+        self.require_that(positive, "be above 0, and finite", "sigma_model", "sigma_sample")
+        self.require_that(lambda value: 0 <= value <= 1, "be a probability, from 0 to 1", "prior")
 
     @property
     def needs_weights(self) -> bool:
