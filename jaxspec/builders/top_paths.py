@@ -6,7 +6,6 @@ lower indices. So if the top nodes are kept, and ties go to the lower index, eve
 
 import abc
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -123,8 +122,7 @@ class ConfidencePower(TopPaths):
 
 def widest(branching: int, depth: int, most: int) -> int:
     """Largest number of nodes in a level above the last one, but at most `most`."""
-    levels = depth - 1
-    return most if levels * math.log(branching) > math.log(most) else max(1, min(most, branching**levels))
+    return min(most, branching ** (depth - 1))
 
 
 def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:
