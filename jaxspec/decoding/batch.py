@@ -20,7 +20,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.sharding import AnyMesh, Axes, constrain, on_each_device, placed_leaf
+from jaxspec.model.sharding import AnyMesh, constrain, on_each_device, placed_leaf
 
 IDLE = Request([0], SamplingParams(max_new_tokens=1))
 """The request that pads a batch."""
@@ -193,17 +193,10 @@ def insert(
     old, new = ({name: getattr(each, name) for name in names} for each in (state, fresh))
     is_kv = lambda leaf: isinstance(leaf, KV)
     leaves, tree = jax.tree.flatten(old, is_leaf=is_kv)
-    pairs = list(zip(leaves, jax.tree.leaves(new, is_leaf=is_kv), strict=True))
-    caches = _written([pair for pair in pairs if is_kv(pair[0])], kv_cache.axes, row, chosen)
-    others = _written([pair for pair in pairs if not is_kv(pair[0])], ("batch",), row, chosen)
-    return dataclasses.replace(state, **tree.unflatten([next(caches if is_kv(leaf) else others) for leaf in leaves]))
-
-
-def _written(pairs: list[tuple[Any, Any]], axes: Axes, row: Any, chosen: Any) -> Any:
-    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     by_row = ("batch",)
-    arrays = ((old, axes), (new, axes), (row, by_row), (chosen, by_row))
-    return iter(on_each_device(_write, *arrays, out=(old, axes)))
+    axes = lambda path: kv_cache.axes(path) if is_kv(leaves[path[0].idx]) else by_row
+    arrays = ((leaves, axes), (jax.tree.leaves(new, is_leaf=is_kv), axes), (row, by_row), (chosen, by_row))
+    return dataclasses.replace(state, **tree.unflatten(on_each_device(_write, *arrays, out=(leaves, axes))))
 
 
 def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:
