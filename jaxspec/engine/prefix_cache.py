@@ -100,7 +100,7 @@ class PromptMemory:
     reused: int = 0
 
     def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
-        """`Program.prefill` for one prompt, starting where it differs from the last one.
+        """Prefill of one prompt, starting where it differs from the last one.
 
         Args:
             state: before prefill, with the prompt in each row, and caches of at least `cache_len` positions.

@@ -14,7 +14,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import IDLE, data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
+from jaxspec.decoding.prefill import Step, on_device, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
@@ -53,12 +53,8 @@ class Program:
         """The sharding of arrays on the target's device, if there is only one device."""
         return self.models.target.norm.scale[...].sharding
 
-    def prefill(self, state: DecodeState, chunk: int, longest: int | None = None) -> DecodeState:
-        """Reads the prompts, of which the longest has `longest` tokens, and commits the first token of each."""
-        return prefill(self.spec.drafter, self.models, state, chunk, longest)
-
     def read(self, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
-        """Reads the prompts from `begin` to `end`, in chunks."""
+        """Reads the prompts from `begin` to `end`, in chunks, and commits the first token of each if all are read."""
         return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
     def first_shapes(
@@ -145,11 +141,6 @@ class Program:
             control=place_head(self.models.control, mesh),
         )
         return placed, place_state(state, mesh)
-
-
-def label_of(key: tuple[Any, ...]) -> str:
-    """The name on stderr of a program of `Jobs`."""
-    return key[0]
 
 
 def compilations(

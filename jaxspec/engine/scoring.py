@@ -12,11 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
-from jaxspec.decoding.prefill_buckets import (
-    SMALLEST_CACHE,
-    chunk_for,
-    power_of_two,
-)
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, chunk_for, power_of_two
 from jaxspec.decoding.sampling import log_prob_of
 from jaxspec.host.processes import fetch
 from jaxspec.model import backend
