@@ -116,11 +116,8 @@ def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> I
 def _bare(state: DecodeState) -> DecodeState:
     """The abstract state that `end_chunk` takes."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-    put = lambda path, leaf: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type
-    )
     bare = jax.eval_shape(lambda state: dataclasses.replace(state, cache=(), controller=None, trace=None), state)
-    return jax.tree_util.tree_map_with_path(put, bare)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.update(sharding=places[path]), bare)
 
 
 def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -136,8 +133,7 @@ def on_device(abstract: DecodeState, device: Any) -> DecodeState:
 
     Otherwise JAX would compile again for the real state.
     """
-    put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device, weak_type=leaf.weak_type)
-    return jax.tree.map(put, abstract)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=device), abstract)
 
 
 @partial(jax.jit, static_argnames="chunk")
