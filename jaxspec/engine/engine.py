@@ -17,7 +17,7 @@ from jaxspec.engine.default_method import default_of
 from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import Jobs, Program, compilations
+from jaxspec.engine.program import Jobs, Program
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import ShownText, StopStrings
@@ -262,8 +262,7 @@ class Engine:
         Args:
             later: requests that will refill rows of the first ones.
         """
-        program = self.program([*requests, *later], **options)
-        return compilations(self.model, program, requests, later)
+        return self.program([*requests, *later], **options).compilations(self.model, requests, later)
 
     def session(
         self,

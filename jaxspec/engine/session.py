@@ -15,7 +15,7 @@ from jaxspec.decoding.batch import insert, padded, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import LOOP_NAME, Jobs, Program, compilations
+from jaxspec.engine.program import LOOP_NAME, Jobs, Program
 from jaxspec.host import compilation
 from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import fetch, put
@@ -77,7 +77,7 @@ class Session:
             least = 0 if memory is None else memory.cache_len
             chunk, self.cache_len = program.first_shapes(requests, later, least)
             self._key, self._compiling = program.ready_key(requests, later, least), None
-            jobs = Jobs() if self._key in compilation.ready else compilations(model, program, requests, later, least)
+            jobs = Jobs() if self._key in compilation.ready else program.compilations(model, requests, later, least)
             if jobs:
                 self._compiling = Compilations(jobs, itemgetter(0), repr)
             try:
