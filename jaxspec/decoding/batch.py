@@ -27,11 +27,6 @@ IDLE = Request([0], SamplingParams(max_new_tokens=1))
 MOST = 2**31 - 1  # the largest int32
 
 
-def within_float32(temperature: float) -> float:
-    """The temperature, limited to 1e-30 to 1e30 unless it is 0, so that dividing logits by it cannot overflow."""
-    return min(max(temperature, 1e-30), 1e30) if temperature else 0.0
-
-
 def data_parts() -> int:
     """Number of parts into which the current mesh shards the rows of a batch."""
     return jax.sharding.get_abstract_mesh().shape.get("data", 1)
@@ -69,7 +64,9 @@ def start(
     lengths = column(lambda r: len(r.tokens), np.int32)
     top_k = column(lambda r: min(r.sampling.top_k, MOST), np.int32) if any(r.sampling.top_k for r in among) else None
     top_p = column(lambda r: r.sampling.top_p, np.float32) if any(r.sampling.top_p < 1 for r in among) else None
-    temperature = column(lambda r: within_float32(r.sampling.temperature), np.float32)
+    temperature = column(lambda r: r.sampling.temperature, np.float64)
+    # Within float32 unless it is 0, so that dividing logits by it cannot overflow.
+    temperature = np.where(temperature > 0, np.clip(temperature, 1e-30, 1e30), 0.0).astype(np.float32)
     # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
     return new_state(
         spec,

@@ -141,8 +141,7 @@ def score(
         cache = kv.append(cache, out.nodes, start, after=out.hidden[:, 0].argmax(-1))
         return at + chunk, cache, log_prob + more, greedy & likeliest
 
-    cache = kv.allocate(target.config, batch, rows, target.dtype)
-    cache = kv.constrained(cache)
+    cache = kv.constrained(kv.allocate(target.config, batch, rows, target.dtype))
     begin = (jnp.int32(0), cache, *ignore(None, targets))
     _, _, log_prob, greedy = jax.lax.while_loop(lambda carry: carry[0] < end, read_chunk, begin)
     return log_prob, greedy
