@@ -88,12 +88,8 @@ class Program:
                 one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
                 for each in chunks:
                     found |= self._prefill_jobs(one, each)
-
-        def compile_one(job: Callable[[], Any]) -> Any:
-            with model.context():
-                return job()
-
-        return {key: partial(compile_one, job) for key, job in found.items()}
+        # As a decorator, the context is entered anew in the thread that runs the job.
+        return {key: model.context()(job) for key, job in found.items()}
 
     def ready_key(self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0) -> tuple[Any, ...]:
         """A key for `compilation.ready` of all programs of `compilations`, faster to compute than theirs."""
