@@ -121,5 +121,5 @@ class PromptMemory:
 
 def _enlarged(program: Program, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
     (cache, state), drafter = prefix.state, program.spec.drafter
-    read = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
-    return dataclasses.replace(prefix, read=read)
+    larger = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
+    return dataclasses.replace(prefix, state=larger)
