@@ -39,10 +39,7 @@ class Cape(TreeBuilder):
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
         proposal = propose(MOST)
-
-        def first(values):  # the frontier is one node wide
-            return values[:, 0]
-
+        first = lambda values: values[:, 0]  # the frontier is one node wide
         offered = proposal.token.shape[2]  # fewer in a small vocabulary
         top = jnp.exp(proposal.log_prob[..., 0])
         bounds, widths = zip(*WIDTHS, strict=True)

@@ -52,8 +52,7 @@ class Pruned(ConfidencePower):
     def __post_init__(self) -> None:
         self.require(width=1, depth=1, total=2)
         self.require_powers()
-        if not 0 <= self.leaf <= 1:
-            raise ValueError(f"pruned: leaf must be a probability, not {self.leaf}")
+        self.require_that(lambda value: 0 <= value <= 1, "be a probability, from 0 to 1", "leaf")
         if self.leaf == 0 and self.total != TOTAL:
             raise ValueError(
                 f"pruned: leaf=0 verifies every drafted node, so total={self.total} has no meaning; leave one out"

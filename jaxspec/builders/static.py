@@ -69,18 +69,12 @@ class Static(TreeBuilder):
         self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
     ) -> tuple[DraftTree, Frontier]:
         tables, size = _tables(self.paths), self.size
-
-        def at_level(table):
-            return jax.lax.dynamic_index_in_dim(table, frontier.level, keepdims=False)
-
+        at_level = lambda table: jax.lax.dynamic_index_in_dim(table, frontier.level, keepdims=False)
         slot, rank, node = at_level(tables.slot), at_level(tables.rank), at_level(tables.node)
         slot = jnp.minimum(slot, frontier.node.shape[1] - 1)  # the root's frontier is one node wide
         proposal = propose(tables.branching)
         offered = proposal.token.shape[-1]  # fewer than the tree's branching in a small vocabulary
-
-        def of(values):
-            return values[:, slot, jnp.minimum(rank, offered - 1)]
-
+        of = lambda values: values[:, slot, jnp.minimum(rank, offered - 1)]
         live = of(proposal.live) & frontier.live[:, slot] & active[:, None] & (rank < offered) & (node < size)
         parent = frontier.node[:, slot]
         log_confidence = take(tree.log_confidence, parent) + of(proposal.log_prob)
@@ -111,10 +105,7 @@ def _tables(paths: tuple[Path, ...]) -> _Tables:
     by_level = [[p for p in ordered if len(p) == level + 1] for level in range(depth)]
     frontiers = [[()], *([p for p in level if p in inner] for level in by_level)]
     width = max(1, *(len(f) for f in frontiers))
-
-    def pad(rows, columns, fill):
-        return np.array([row + [fill] * (columns - len(row)) for row in rows], np.int32)
-
+    pad = lambda rows, columns, fill: np.array([row + [fill] * (columns - len(row)) for row in rows], np.int32)
     columns = max(map(len, by_level))
     return _Tables(
         slot=pad([[frontiers[i].index(p[:-1]) for p in level] for i, level in enumerate(by_level)], columns, 0),

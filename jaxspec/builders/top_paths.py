@@ -6,7 +6,6 @@ lower indices. So if the top nodes are kept, and ties go to the lower index, eve
 
 import abc
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -64,17 +63,11 @@ class TopPaths(TreeBuilder):
         batch, expanded, offered = proposal.token.shape
         live = proposal.live & frontier.live[..., None] & active[:, None, None]
         log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
-
-        def flat(values):
-            return values.reshape(batch, expanded * offered)
-
+        flat = lambda values: values.reshape(batch, expanded * offered)
         # Slots of later levels begin after the root's `first_level` children.
         count = min(limits.per_level, expanded * offered)
         score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
-
-        def pick(values):
-            return jnp.take_along_axis(flat(values), best, axis=1)
-
+        pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
         parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
         first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
         slots = first + jnp.arange(count)
@@ -107,9 +100,7 @@ class ConfidencePower(TopPaths):
 
     def require_powers(self) -> None:
         """Raises ValueError if a power is not positive and finite."""
-        for name in ("power", "greedy_power"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{self.name}: {name} must be above 0, not {getattr(self, name)}")
+        self.require_that(lambda value: 0 < value < float("inf"), "be above 0, and finite", "power", "greedy_power")
 
     @property
     def at_temperature_0(self) -> "ConfidencePower":
@@ -131,8 +122,7 @@ class ConfidencePower(TopPaths):
 
 def widest(branching: int, depth: int, most: int) -> int:
     """Largest number of nodes in a level above the last one, but at most `most`."""
-    levels = depth - 1
-    return most if levels * math.log(branching) > math.log(most) else max(1, min(most, branching**levels))
+    return min(most, branching ** (depth - 1))
 
 
 def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Array, "B M"]]:

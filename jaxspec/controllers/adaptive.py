@@ -50,12 +50,9 @@ class Adaptive(Controller):
     confidence: str = "largest"
 
     def __post_init__(self) -> None:
-        check_confidence("adaptive", self.gamma, self.confidence)
-        if not 0 < self.epsilon < float("inf"):
-            raise ValueError(f"adaptive: epsilon must be above 0, not {self.epsilon}")
-        for name in ("alpha", "beta1", "beta2"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"adaptive: {name} must be from 0 to 1, not {getattr(self, name)}")
+        check_confidence(self)
+        self.require_that(lambda value: 0 < value < float("inf"), "be above 0, and finite", "epsilon")
+        self.require_that(lambda value: 0 <= value <= 1, "be from 0 to 1", "alpha", "beta1", "beta2")
 
     def init(self, batch: int) -> AdaptiveState:
         # Separate arrays, because the loop's state is donated and a buffer can be donated only once.

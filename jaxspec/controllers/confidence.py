@@ -28,8 +28,7 @@ class Confidence(Controller):
     threshold: float = 0.3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise ValueError(f"confidence: threshold is a probability, so it must be from 0 to 1, not {self.threshold}")
+        self.require_that(lambda value: 0 <= value <= 1, "be a probability, from 0 to 1", "threshold")
 
     def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
         assert drafts.log_accept is not None, "checked by Method.fitted"

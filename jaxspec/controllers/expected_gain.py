@@ -135,10 +135,7 @@ class ExpectedGain(LengthPlanner):
         nodes = 1.0 + jnp.asarray(counts.verified).max()
         time = self.round_cost(levels.max(), nodes)
         weights, precision = learn(state, accepted, made, seen)
-
-        def add(old, new, prior=0.0):
-            return jnp.where(seen, prior + DISCOUNT * (old - prior) + new, old)
-
+        add = lambda old, new, prior=0.0: jnp.where(seen, prior + DISCOUNT * (old - prior) + new, old)
         return dataclasses.replace(
             state,
             weights=weights,

@@ -1,14 +1,13 @@
 """Beta posteriors of Thompson sampling, by what a round compared (EESD, arXiv:2406.03853, §3.3)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.sampling import fold
 
-BETA_FLOOR = 0.01  # of alpha and beta: one reading of the paper can decrease alpha, and a Beta needs both above 0
+LEAST_PRIOR = 0.01  # of alpha and beta, which a Beta needs above 0
 
 
 def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -16,11 +15,10 @@ def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array,
     return jnp.minimum(accepted + 1, levels)
 
 
-def check_prior(part: Any) -> None:
-    """Raises ValueError unless a controller's `prior_alpha` and `prior_beta` can be parameters of a Beta."""
-    for name in ("prior_alpha", "prior_beta"):
-        if not BETA_FLOOR <= (value := getattr(part, name)) < float("inf"):
-            raise ValueError(f"{part.name}: {name} must be at least {BETA_FLOOR}, not {value}")
+def check_prior(controller: Controller) -> None:
+    """Raises ValueError unless `prior_alpha` and `prior_beta` can be parameters of a Beta."""
+    possible = lambda value: LEAST_PRIOR <= value < float("inf")
+    controller.require_that(possible, f"be at least {LEAST_PRIOR}, and finite", "prior_alpha", "prior_beta")
 
 
 def draw_beta(

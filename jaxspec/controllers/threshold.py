@@ -27,7 +27,7 @@ class Threshold(Controller):
     confidence: str = "largest"
 
     def __post_init__(self) -> None:
-        check_confidence("threshold", self.gamma, self.confidence)
+        check_confidence(self)
 
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
@@ -40,9 +40,7 @@ def confidence(signals: DraftSignals, kind: str) -> Float[Array, " B"]:
     return signals.top_prob if kind == "largest" else signals.token_prob
 
 
-def check_confidence(name: str, gamma: float, kind: str) -> None:
-    """Raises ValueError, naming the controller, for an invalid threshold or kind of confidence."""
-    if not 0 <= gamma <= 1:
-        raise ValueError(f"{name}: gamma is a probability, so it must be from 0 to 1, not {gamma}")
-    if kind not in CONFIDENCES:
-        raise ValueError(f"{name}: confidence must be one of {', '.join(CONFIDENCES)}, not {kind!r}")
+def check_confidence(controller: Controller) -> None:
+    """Raises ValueError for an invalid `gamma`, the threshold, or `confidence`."""
+    controller.require_that(lambda value: 0 <= value <= 1, "be a probability, from 0 to 1", "gamma")
+    controller.require_that(lambda kind: kind in CONFIDENCES, f"be one of {', '.join(CONFIDENCES)}", "confidence")

@@ -130,9 +130,7 @@ def _read(make: Callable[[Mapping[str, Any]], T], key: CostKey) -> T:
 def table_of(values: Mapping[str, Any]) -> CostTable:
     """The table of costs in JSON. Raises ValueError, TypeError or KeyError if it is damaged."""
 
-    def pairs(name):
-        return tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
-
+    pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
     idle = values.get("idle")  # absent, as the others, in tables of earlier versions
     return CostTable(
         plain=float(values["plain"]),

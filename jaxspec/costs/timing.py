@@ -30,12 +30,9 @@ def seconds_per_iteration(jobs: Sequence[Job]) -> list[float]:
     for job in jobs:
         jax.block_until_ready(job(0))  # compiles
     empty = [min(_seconds(job, 0) for _ in range(3)) for job in jobs]
-    lengths = [_length(job, none) for job, none in zip(jobs, empty, strict=True)]
-    samples: list[list[float]] = [[] for _ in jobs]
-    for _ in range(REPEATS):
-        for job, none, length, found in zip(jobs, empty, lengths, samples, strict=True):
-            found.append(max(_seconds(job, length) - none, TINY) / length)
-    return [statistics.median(found) for found in samples]
+    timed = [(job, none, _length(job, none)) for job, none in zip(jobs, empty, strict=True)]
+    rounds = [[max(_seconds(job, length) - none, TINY) / length for job, none, length in timed] for _ in range(REPEATS)]
+    return list(map(statistics.median, zip(*rounds, strict=True)))
 
 
 def _length(job: Job, none: float) -> int:

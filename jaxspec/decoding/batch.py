@@ -20,16 +20,11 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put
 from jaxspec.model import kv_cache
 from jaxspec.model.kv_cache import KV
-from jaxspec.model.sharding import AnyMesh, Axes, constrain, on_each_device, placed_leaf
+from jaxspec.model.sharding import AnyMesh, constrain, on_each_device, placed_leaf
 
 IDLE = Request([0], SamplingParams(max_new_tokens=1))
 """The request that pads a batch."""
 MOST = 2**31 - 1  # the largest int32
-
-
-def within_float32(temperature: float) -> float:
-    """The temperature, limited to 1e-30 to 1e30 unless it is 0, so that dividing logits by it cannot overflow."""
-    return min(max(temperature, 1e-30), 1e30) if temperature else 0.0
 
 
 def data_parts() -> int:
@@ -65,14 +60,13 @@ def start(
     tokens = np.zeros((len(requests), cache_len), np.int32)
     for row, request in enumerate(requests):
         tokens[row, : len(request.tokens)] = request.tokens
-
-    def column(read: Callable[[Request], float], dtype: Any) -> np.ndarray:
-        return np.array([read(request) for request in requests], dtype)
-
+    column = lambda read, dtype: np.array([read(request) for request in requests], dtype)
     lengths = column(lambda r: len(r.tokens), np.int32)
     top_k = column(lambda r: min(r.sampling.top_k, MOST), np.int32) if any(r.sampling.top_k for r in among) else None
     top_p = column(lambda r: r.sampling.top_p, np.float32) if any(r.sampling.top_p < 1 for r in among) else None
-    temperature = column(lambda r: within_float32(r.sampling.temperature), np.float32)
+    temperature = column(lambda r: r.sampling.temperature, np.float64)
+    # Within float32 unless it is 0, so that dividing logits by it cannot overflow.
+    temperature = np.where(temperature > 0, np.clip(temperature, 1e-30, 1e30), 0.0).astype(np.float32)
     # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
     return new_state(
         spec,
@@ -196,17 +190,10 @@ def insert(
     old, new = ({name: getattr(each, name) for name in names} for each in (state, fresh))
     is_kv = lambda leaf: isinstance(leaf, KV)
     leaves, tree = jax.tree.flatten(old, is_leaf=is_kv)
-    pairs = list(zip(leaves, jax.tree.leaves(new, is_leaf=is_kv), strict=True))
-    caches = _written([pair for pair in pairs if is_kv(pair[0])], kv_cache.axes, row, chosen)
-    others = _written([pair for pair in pairs if not is_kv(pair[0])], ("batch",), row, chosen)
-    return dataclasses.replace(state, **tree.unflatten([next(caches if is_kv(leaf) else others) for leaf in leaves]))
-
-
-def _written(pairs: list[tuple[Any, Any]], axes: Axes, row: Any, chosen: Any) -> Any:
-    old, new = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     by_row = ("batch",)
-    arrays = ((old, axes), (new, axes), (row, by_row), (chosen, by_row))
-    return iter(on_each_device(_write, *arrays, out=(old, axes)))
+    axes = lambda path: kv_cache.axes(path) if is_kv(leaves[path[0].idx]) else by_row
+    arrays = ((leaves, axes), (jax.tree.leaves(new, is_leaf=is_kv), axes), (row, by_row), (chosen, by_row))
+    return dataclasses.replace(state, **tree.unflatten(on_each_device(_write, *arrays, out=(leaves, axes))))
 
 
 def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:

@@ -59,8 +59,8 @@ def needs_room(spec: Speculation, state: DecodeState) -> Bool[Array, ""]:
 
 def enlarge(drafter: Drafter, models: Models, state: DecodeState, cache_len: int) -> DecodeState:
     """The same state with caches of `cache_len` positions. Each old cache is deleted as soon as it is replaced."""
-    tokens, log_prob = _with_columns((state.tokens, state.log_prob), cache_len)
-    history, trace = _with_rounds((state.history, state.trace), cache_len, state.round)
+    by_token, by_round = (state.tokens, state.log_prob), (state.history, state.trace)
+    (tokens, log_prob), (history, trace) = _with_columns(by_token, by_round, cache_len, state.round)
     return dataclasses.replace(
         state,
         tokens=tokens,
@@ -73,15 +73,10 @@ def enlarge(drafter: Drafter, models: Models, state: DecodeState, cache_len: int
 
 
 @partial(jax.jit, static_argnames="cache_len")
-def _with_columns(arrays: Any, cache_len: int) -> Any:
-    """Pads arrays [B S ...] with zeros to `cache_len` columns."""
-    return jax.tree.map(lambda x: jnp.pad(x, [(0, 0), (0, cache_len - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]), arrays)
-
-
-@partial(jax.jit, static_argnames="cache_len")
-def _with_rounds(arrays: Any, cache_len: int, before: Int[Array, ""]) -> Any:
-    """Arrays of rounds [B R ...], enlarged to `cache_len` columns."""
-    return jax.tree.map(lambda x: more_columns(x, cache_len, before), arrays)
+def _with_columns(by_token: Any, by_round: Any, cache_len: int, before: Int[Array, ""]) -> tuple[Any, Any]:
+    """Arrays of tokens [B S ...], padded with zeros, and of rounds [B R ...], with `cache_len` columns."""
+    pad = lambda x: jnp.pad(x, [(0, 0), (0, cache_len - x.shape[1]), *[(0, 0)] * (x.ndim - 2)])
+    return jax.tree.map(pad, by_token), jax.tree.map(lambda x: more_columns(x, cache_len, before), by_round)
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:

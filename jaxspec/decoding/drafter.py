@@ -178,10 +178,7 @@ class Drafter(Strategy):
 
         The default enlarges every KV cache in it, and deletes the old one.
         """
-
-        def is_kv(leaf):
-            return isinstance(leaf, KV)
-
+        is_kv = lambda leaf: isinstance(leaf, KV)
         return jax.tree.map(lambda leaf: enlarge((leaf,), cache_len)[0] if is_kv(leaf) else leaf, state, is_leaf=is_kv)
 
     def observe(self, models: Models, state: State, committed: Committed) -> State:

@@ -72,10 +72,7 @@ def decode(
     cache. The state is donated."""
     last = state.round + rounds
     most = jnp.int32(state.done.shape[0]) if enough is None else enough
-
-    def unfinished(state: DecodeState) -> Array:
-        return (state.round < last) & (state.done.sum() < most) & ~needs_room(spec, state)
-
+    unfinished = lambda state: (state.round < last) & (state.done.sum() < most) & ~needs_room(spec, state)
     # Sharded as before, or the next call on a mesh would compile the loop again.
     return constrain_state(jax.lax.while_loop(unfinished, partial(one_round, spec, models), state))
 

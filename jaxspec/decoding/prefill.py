@@ -24,7 +24,6 @@ from jaxspec.decoding.drafter import Committed, Drafter, Models
 from jaxspec.decoding.loop import FIRST
 from jaxspec.decoding.sampling import are_finite, fold, log_prob_of, probabilities, sample
 from jaxspec.decoding.tree import take
-from jaxspec.host.processes import fetch
 from jaxspec.model import kv_cache as kv
 from jaxspec.model import sharding, split_rows
 from jaxspec.model.attention import Attend, causal_mask, over_cache, visible
@@ -39,21 +38,12 @@ FIRST_TOKEN = "first"
 Taps = tuple[Float[Array, "B T D"], ...]
 
 
-def prefill(
-    drafter: Drafter, models: Models, state: DecodeState, chunk: int, longest: int | None = None
-) -> DecodeState:
-    """Reads the prompts, `chunk` tokens at a time, and commits the first token of each row.
-
-    Prompts may have different lengths. The cache needs rows for the longest prompt, rounded up to whole chunks, and
-    `margin` further rows. `longest` is the length of the longest prompt; None: it is fetched from the device.
-    """
-    return read(drafter, models, state, chunk, 0, int(fetch(state.length).max()) if longest is None else longest)
-
-
 def read(drafter: Drafter, models: Models, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
     """Reads the chunks of the prompts that start at `begin` to `end` - 1; `begin` is a multiple of `chunk`.
 
-    With the chunk in which the longest prompt ends, the first tokens are committed and the rows are ready for decoding.
+    With the chunk in which the longest prompt ends, the first token of each row is committed, and the rows are ready
+    for decoding. Prompts may have different lengths. The cache needs rows for the longest prompt, rounded up to whole
+    chunks, and `margin` further rows.
     """
     after = dataclasses.replace(state, controller=None, trace=None)
     for at in range(begin, end, chunk):
@@ -126,11 +116,8 @@ def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> I
 def _bare(state: DecodeState) -> DecodeState:
     """The abstract state that `end_chunk` takes."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-    put = lambda path, leaf: jax.ShapeDtypeStruct(
-        leaf.shape, leaf.dtype, sharding=places[path], weak_type=leaf.weak_type
-    )
     bare = jax.eval_shape(lambda state: dataclasses.replace(state, cache=(), controller=None, trace=None), state)
-    return jax.tree_util.tree_map_with_path(put, bare)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.update(sharding=places[path]), bare)
 
 
 def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -146,8 +133,7 @@ def on_device(abstract: DecodeState, device: Any) -> DecodeState:
 
     Otherwise JAX would compile again for the real state.
     """
-    put = lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device, weak_type=leaf.weak_type)
-    return jax.tree.map(put, abstract)
+    return jax.tree.map(lambda leaf: leaf.update(sharding=device), abstract)
 
 
 @partial(jax.jit, static_argnames="chunk")

@@ -50,21 +50,16 @@ def count_round(
     """
     accepted = jnp.minimum(verdict.accepted, count)
     depth = jnp.where(count <= accepted, jnp.minimum(levels(grown), count), levels(grown))
-
-    def nodes(tree):
-        return tree.live.sum(axis=1) - 1
-
-    def seen(values: Array) -> Array:
-        return jnp.where(done, 0, values).astype(jnp.int32)
-
-    return RoundCounts(
-        committed=seen(count),
-        accepted=seen(accepted),
-        levels=seen(depth),
-        drafted=seen(nodes(grown)),
-        verified=seen(nodes(verified)),
-        uncut=seen(verdict.accepted + 1),
+    nodes = lambda tree: tree.live.sum(axis=1) - 1
+    counts = RoundCounts(
+        committed=count,
+        accepted=accepted,
+        levels=depth,
+        drafted=nodes(grown),
+        verified=nodes(verified),
+        uncut=verdict.accepted + 1,
     )
+    return jax.tree.map(lambda values: jnp.where(done, 0, values).astype(jnp.int32), counts)
 
 
 def of_drafter(counts: RoundCounts, copied: Bool[Array, " B"]) -> RoundCounts:
@@ -165,14 +160,5 @@ def record_tree(trace: Trace, at: Int[Array, ""], tree: DraftTree, verdict: Verd
     offset = jnp.arange(verdict.path.shape[1])
     path = jnp.where(offset <= jnp.minimum(verdict.accepted, count)[:, None], verdict.path, 0)
     on_path = (jnp.arange(tree.token.shape[1]) == path[..., None]).any(axis=1)
-
-    def put(rows: Array, new: Array) -> Array:
-        return write_column(rows, new, at)
-
-    return Trace(
-        token=put(trace.token, tree.token),
-        parent=put(trace.parent, tree.parent),
-        live=put(trace.live, tree.live),
-        log_confidence=put(trace.log_confidence, tree.log_confidence),
-        on_path=put(trace.on_path, on_path),
-    )
+    new = {name: getattr(tree, name) for name in ("token", "parent", "live", "log_confidence")} | {"on_path": on_path}
+    return Trace(**{name: write_column(getattr(trace, name), values, at) for name, values in new.items()})

@@ -3,6 +3,7 @@
 import abc
 import copy
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -38,6 +39,12 @@ class Strategy(abc.ABC):
         """Raises ValueError if a setting is not a whole number from its least value, given by name, to `most`."""
         for setting, value in least.items():
             integer(f"{self.name}: {setting}", getattr(self, setting), value, most)
+
+    def require_that(self, holds: Callable[[Any], bool], words: str, *settings: str) -> None:
+        """Raises ValueError for the first of these settings that violates the condition; `words` complete "it must"."""
+        for setting in settings:
+            if not holds(value := getattr(self, setting)):
+                raise ValueError(f"{self.name}: {setting} must {words}, not {value!r}")
 
     @property
     def needs_costs(self) -> bool:

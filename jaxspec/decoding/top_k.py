@@ -62,14 +62,10 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> Found:
         return _by_passes(values, count)
     # On one device XLA has a fast selection for matrices only. On a mesh no axes are merged: several may be sharded.
     rows = values.reshape(-1, size) if jax.sharding.get_abstract_mesh().empty else values
-    found, place = _by_groups(rows, count) if _many(size, count) else jax.lax.top_k(rows, count)
+    many = size >= FEW and size % GROUP == 0 and size >= count * GROUP  # groups are possible and faster
+    found, place = (_by_groups if many else jax.lax.top_k)(rows, count)
     shape = (*values.shape[:-1], count)
     return found.reshape(shape), place.reshape(shape)
-
-
-def _many(size: int, count: int) -> bool:
-    """Whether `_by_groups` is possible and faster."""
-    return size >= FEW and size % GROUP == 0 and size >= count * GROUP
 
 
 def _by_passes(values: Shaped[Array, "*B V"], count: int) -> Found:

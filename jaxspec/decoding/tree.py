@@ -1,8 +1,10 @@
 """The draft tree: padded arrays, one row per sequence, grown level by level inside the jitted loop."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import chex
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
@@ -79,10 +81,7 @@ def add_nodes(
     live: Bool[Array, "B C"],
 ) -> DraftTree:
     """Writes C nodes to `slots`, the same for every row. Slots past the end are dropped; nodes not live are padding."""
-
-    def put(values: Array, new: Array) -> Array:
-        return put_at(values, slots, new)
-
+    put = lambda values, new: put_at(values, slots, new)
     own = slots[:, None] == jnp.arange(tree.token.shape[1])
     return DraftTree(
         token=put(tree.token, jnp.where(live, token, 0)),
@@ -134,15 +133,8 @@ def compaction(tree: DraftTree) -> Selection:
 
 def first_nodes(tree: DraftTree, size: int) -> DraftTree:
     """The tree of the first `size` nodes."""
-    return DraftTree(
-        token=tree.token[:, :size],
-        parent=tree.parent[:, :size],
-        depth=tree.depth[:, :size],
-        log_confidence=tree.log_confidence[:, :size],
-        live=tree.live[:, :size],
-        ancestors=tree.ancestors[:, :size, :size],
-        draft_probs=None if tree.draft_probs is None else tree.draft_probs[:, :size],
-    )
+    first = jax.tree.map(lambda values: values[:, :size], tree)
+    return dataclasses.replace(first, ancestors=tree.ancestors[:, :size, :size])
 
 
 def levels(tree: DraftTree) -> Int[Array, " B"]:

@@ -220,10 +220,8 @@ def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
 def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, token: Int[Array, "B W"]) -> Drafts:
     """The drafts after nodes with these tokens at depth `level`; none beyond the block."""
     assert state.logits is not None and state.hidden is not None, "root comes before expand"
-
-    def at(values: Array) -> Array:  # past the last level, the slice is the last one
-        return jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
-
+    # Past the last level, the slice is the last one.
+    at = lambda values: jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
     logits, hidden = at(state.logits), at(state.hidden)
     odds = head.acceptance_odds(hidden, token, level)

@@ -77,10 +77,7 @@ class Eagle3Head(nnx.Module):
         self.window = options.window
         width, count, tapped = config.hidden_size, len(options.taps), options.target_width or config.hidden_size
         normed = {"none": [], "each": [tapped] * count, "all": [count * tapped]}[options.tap_norm]
-
-        def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, config.norm_eps, dtype)
-
+        norm = lambda size: RMSNorm(size, config.norm_eps, dtype)
         self.tap_norms = nnx.List([norm(size) for size in normed])
         self.fc = Linear(rngs, (count * tapped, width), ("input", "embed"), bias=False, dtype=dtype)
         self.feature_norm = norm(width)

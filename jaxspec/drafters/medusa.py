@@ -35,9 +35,8 @@ class MedusaHead(nnx.Module):
     def __call__(self, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
         """Logits (float32) and the hidden states that gave them: x + SiLU(W x + b)."""
 
-        def whole(x):  # replicated, because the partitioner would otherwise shard it
-            return constrain(x, "batch", *[None] * (x.ndim - 1))
-
+        # Replicated, because the partitioner would otherwise shard it.
+        whole = lambda x: constrain(x, "batch", *[None] * (x.ndim - 1))
         hidden = whole((x + jax.nn.silu(whole(self.residual(x)))).astype(x.dtype))
         return self.lm_head(hidden), hidden
 

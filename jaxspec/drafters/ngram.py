@@ -40,8 +40,7 @@ class Ngram(Drafter):
         self.require(most=64, shortest=1, longest=0)  # limited, because each token is a pass over the text
         if self.shortest > self.longest:
             raise ValueError(f"ngram: 1 <= shortest <= longest, not {self.shortest} and {self.longest}")
-        if not 1 < self.sharpness < float("inf"):
-            raise ValueError(f"ngram: sharpness must exceed 1, the weight of recency, not {self.sharpness}")
+        self.require_that(lambda value: 1 < value < float("inf"), "exceed 1, the weight of recency", "sharpness")
 
     def init(self, models: Models, batch: int, cache_len: int) -> MatchState:
         return suffix_match.unmatched(batch, self.longest)

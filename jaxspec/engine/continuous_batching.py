@@ -196,7 +196,7 @@ def decode(
     while session.texts or queue.pending:
         ended = [row for row in session.texts if session.done[row]]
         found = [text_of_row(session, row, stops) for row in ended]
-        yield [(session.release(row).place, result) for row, result in zip(ended, found, strict=True)]
+        yield [(session.texts.pop(row).place, result) for row, result in zip(ended, found, strict=True)]
         session.finish_compiling(silent=silent)
         queue.fill()
         if not session.texts and queue.chunks_left:

@@ -1,6 +1,7 @@
 """`Engine`, the Python API: prompts in, text and statistics out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -16,7 +17,7 @@ from jaxspec.engine.default_method import default_of
 from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import Jobs, Program, compilations, label_of
+from jaxspec.engine.program import Jobs, Program
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import ShownText, StopStrings
@@ -234,7 +235,7 @@ class Engine:
         prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
-        compile_all(self.compilations(requests[:size], requests[size:], **options), label_of, repr)
+        compile_all(self.compilations(requests[:size], requests[size:], **options), itemgetter(0), repr)
 
     # --- from requests to results
 
@@ -261,8 +262,7 @@ class Engine:
         Args:
             later: requests that will refill rows of the first ones.
         """
-        program = self.program([*requests, *later], **options)
-        return compilations(self.model, program, requests, later)
+        return self.program([*requests, *later], **options).compilations(self.model, requests, later)
 
     def session(
         self,

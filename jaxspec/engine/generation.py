@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.round_records import RoundCounts, first_tokens
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import Statistics, statistics_of
@@ -97,8 +96,9 @@ class Generation:
 
 def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
     """The result of one row, so far. Only this row is copied to the host."""
+    state = session.state
     with session.model.context():
-        host = fetch(_one_row(_what_counts(session.state), row))
+        host = fetch(_one_row((state.tokens, state.history, state.log_prob, state.trace, state.controller), row))
     text, (all_tokens, history, log_prob, trace, controller) = session.texts[row], jax.tree.map(lambda x: x[0], host)
     begin = len(text.request.tokens)
     kept, decoded, stopped = stops.cut(all_tokens[begin : int(session.length[row])].tolist(), text.request.tokens)
@@ -119,10 +119,6 @@ def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
         decode_seconds=session.decode_seconds - text.decoded_before,
         controller=controller,
     )
-
-
-def _what_counts(state: DecodeState) -> tuple:
-    return state.tokens, state.history, state.log_prob, state.trace, state.controller
 
 
 @jax.jit

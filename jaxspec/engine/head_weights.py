@@ -85,10 +85,7 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
         check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
-
-    def make():
-        return drafter.build_head(shape, nnx.Rngs(0), dtype)
-
+    make = lambda: drafter.build_head(shape, nnx.Rngs(0), dtype)
     head = nnx.eval_shape(make)
     return _restore(model, path, make) if isinstance(head, nnx.Module) else head
 

@@ -100,16 +100,16 @@ class PromptMemory:
     reused: int = 0
 
     def prefill(self, program: Program, state: DecodeState, tokens: Sequence[int], chunk: int) -> DecodeState:
-        """`Program.prefill` for one prompt, starting where it differs from the last one.
+        """Prefill of one prompt, starting where it differs from the last one.
 
         Args:
             state: before prefill, with the prompt in each row, and caches of at least `cache_len` positions.
             tokens: the prompt.
         """
-        self.reused = self._usable(tokens, chunk)
         cache_len, prefix = state.tokens.shape[1], self.prefix
-        self.prefix = None  # enlarging deletes its arrays
-        if prefix is not None and self.reused:
+        self.prefix, self.reused = None, 0  # enlarging deletes its arrays
+        if prefix is not None and prefix.position % chunk == 0 and prefix.begins([tokens]):
+            self.reused = prefix.position
             state = go_on(state, _enlarged(program, prefix, cache_len) if cache_len > self.cache_len else prefix)
         end = (len(tokens) - 1) // chunk * chunk
         if end > self.reused:
@@ -118,14 +118,8 @@ class PromptMemory:
             self.prefix, self.cache_len = kept(state, tokens, end), cache_len
         return program.read(state, chunk, end, len(tokens))
 
-    def _usable(self, tokens: Sequence[int], chunk: int) -> int:
-        """Number of tokens to reuse: all stored ones, or none if the chunk size or the tokens differ."""
-        if self.prefix is None or self.prefix.position % chunk or not self.prefix.begins([tokens]):
-            return 0
-        return self.prefix.position
-
 
 def _enlarged(program: Program, prefix: CachedPrefix, cache_len: int) -> CachedPrefix:
     (cache, state), drafter = prefix.state, program.spec.drafter
-    read = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
-    return dataclasses.replace(prefix, read=read)
+    larger = kv.enlarge(cache, cache_len), drafter.enlarge(program.models, state, cache_len)
+    return dataclasses.replace(prefix, state=larger)

@@ -11,15 +11,14 @@ import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding import loop
-from jaxspec.decoding.batch import IDLE, data_parts, padded, place_state, start
+from jaxspec.decoding.batch import data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import Step, on_device, prefill, read, steps
+from jaxspec.decoding.prefill import Step, on_device, read, steps
 from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model.backend import current_mesh
-from jaxspec.model.sharding import AnyMesh, place, place_head
 
 Jobs = dict[tuple[Any, ...], Callable[[], Any]]
 """Functions that compile programs, by keys that begin with the program's name and have the same `repr` in all processes
@@ -53,12 +52,8 @@ class Program:
         """The sharding of arrays on the target's device, if there is only one device."""
         return self.models.target.norm.scale[...].sharding
 
-    def prefill(self, state: DecodeState, chunk: int, longest: int | None = None) -> DecodeState:
-        """Reads the prompts, of which the longest has `longest` tokens, and commits the first token of each."""
-        return prefill(self.spec.drafter, self.models, state, chunk, longest)
-
     def read(self, state: DecodeState, chunk: int, begin: int, end: int) -> DecodeState:
-        """Reads the prompts from `begin` to `end`, in chunks."""
+        """Reads the prompts from `begin` to `end`, in chunks, and commits the first token of each if all are read."""
         return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
     def first_shapes(
@@ -73,26 +68,28 @@ class Program:
         return chunk, max(least, cache_len_for_all(self.spec, requests, later) if later else cache_len)
 
     def compilations(
-        self, requests: Sequence[Request], eos: Sequence[int], later: Sequence[Request] = (), least: int = 0
+        self, model: Checkpoint, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
     ) -> Jobs:
-        """Functions that compile the programs which these requests need, on the current mesh: first those of prefill.
+        """Functions that compile the programs which these requests need, on the model's mesh: first those of prefill.
 
         If the cache must grow later, the loop is compiled again. The arguments are those of `first_shapes`.
         """
-        everybody = [*requests, *later]
-        chunk, cache_len = self.first_shapes(requests, later, least)
-        whole = self._abstract(padded(requests), eos, cache_len, everybody)
-        loop = self._key(LOOP_NAME, self.spec, whole)
-        found: Jobs = {
-            **self._prefill_jobs(whole, chunk),
-            loop: lambda: LOOP.lower(self.spec, self.models, whole, np.int32(0), np.int32(0)).compile(),
-        }
-        if later:
-            chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
-            one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
-            for each in chunks:
-                found |= self._prefill_jobs(one, each)
-        return found
+        everybody, eos = [*requests, *later], model.config.eos
+        with model.context():
+            chunk, cache_len = self.first_shapes(requests, later, least)
+            whole = self._abstract(padded(requests), eos, cache_len, everybody)
+            loop = self._key(LOOP_NAME, self.spec, whole)
+            found: Jobs = {
+                **self._prefill_jobs(whole, chunk),
+                loop: lambda: LOOP.lower(self.spec, self.models, whole, np.int32(0), np.int32(0)).compile(),
+            }
+            if later:
+                chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
+                one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
+                for each in chunks:
+                    found |= self._prefill_jobs(one, each)
+        # As a decorator, the context is entered anew in the thread that runs the job.
+        return {key: model.context()(job) for key, job in found.items()}
 
     def ready_key(self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0) -> tuple[Any, ...]:
         """A key for `compilation.ready` of all programs of `compilations`, faster to compute than theirs."""
@@ -134,33 +131,3 @@ class Program:
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""
         return LOOP(self.spec, self.models, state, np.int32(rounds), np.int32(enough))
-
-    def layout(self, batch: int, cache_len: int, mesh: AnyMesh) -> tuple[Models, DecodeState]:
-        """Models and state for `batch` sequences, as `jax.ShapeDtypeStruct`s sharded over a split mesh."""
-        begin = lambda models: start(self.spec, models, [IDLE] * batch, (), cache_len)
-        state = jax.eval_shape(begin, self.models)
-        placed = Models(
-            target=place(self.models.target, mesh),
-            draft=place_head(self.models.draft, mesh),
-            control=place_head(self.models.control, mesh),
-        )
-        return placed, place_state(state, mesh)
-
-
-def label_of(key: tuple[Any, ...]) -> str:
-    """The name on stderr of a program of `Jobs`."""
-    return key[0]
-
-
-def compilations(
-    model: Checkpoint, program: Program, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
-) -> Jobs:
-    """`Program.compilations`, in the context of the model."""
-    with model.context():
-        found = program.compilations(requests, model.config.eos, later, least)
-
-    def compile_one(job: Callable[[], Any]) -> Any:
-        with model.context():
-            return job()
-
-    return {key: partial(compile_one, job) for key, job in found.items()}

@@ -12,11 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
-from jaxspec.decoding.prefill_buckets import (
-    SMALLEST_CACHE,
-    chunk_for,
-    power_of_two,
-)
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, chunk_for, power_of_two
 from jaxspec.decoding.sampling import log_prob_of
 from jaxspec.host.processes import fetch
 from jaxspec.model import backend
@@ -133,8 +129,7 @@ def score(
         likeliest = (logits.argmax(-1)[..., None] == wanted) | (wanted < 0)
         return jnp.where(wanted < 0, 0, given).sum(1), likeliest.all(1)
 
-    def ignore(hidden, wanted):
-        return jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool)
+    ignore = lambda _, wanted: (jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool))
 
     def read_chunk(carry):
         at, cache, log_prob, greedy = carry
@@ -146,8 +141,7 @@ def score(
         cache = kv.append(cache, out.nodes, start, after=out.hidden[:, 0].argmax(-1))
         return at + chunk, cache, log_prob + more, greedy & likeliest
 
-    cache = kv.allocate(target.config, batch, rows, target.dtype)
-    cache = kv.constrained(cache)
+    cache = kv.constrained(kv.allocate(target.config, batch, rows, target.dtype))
     begin = (jnp.int32(0), cache, *ignore(None, targets))
     _, _, log_prob, greedy = jax.lax.while_loop(lambda carry: carry[0] < end, read_chunk, begin)
     return log_prob, greedy

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jaxspec.decoding.batch import insert, padded, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.program import LOOP_NAME, Jobs, Program, compilations, label_of
+from jaxspec.engine.program import LOOP_NAME, Jobs, Program
 from jaxspec.host import compilation
 from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import fetch, put
@@ -76,9 +77,9 @@ class Session:
             least = 0 if memory is None else memory.cache_len
             chunk, self.cache_len = program.first_shapes(requests, later, least)
             self._key, self._compiling = program.ready_key(requests, later, least), None
-            jobs = Jobs() if self._key in compilation.ready else compilations(model, program, requests, later, least)
+            jobs = Jobs() if self._key in compilation.ready else program.compilations(model, requests, later, least)
             if jobs:
-                self._compiling = Compilations(jobs, label_of, repr)
+                self._compiling = Compilations(jobs, itemgetter(0), repr)
             try:
                 state = program.start(padded(requests), model.config.eos, self.cache_len, self.requests)
                 if learnt is not None:
@@ -88,7 +89,7 @@ class Session:
                     self._compiling.wait(list(itertools.takewhile(lambda key: key[0] != LOOP_NAME, jobs)))
                 began = time.perf_counter()
                 self.state: DecodeState = (
-                    program.prefill(state, chunk, max(len(request.tokens) for request in requests))
+                    program.read(state, chunk, 0, max(len(request.tokens) for request in requests))
                     if memory is None
                     else memory.prefill(program, state, requests[0].tokens, chunk)
                 )
@@ -139,10 +140,6 @@ class Session:
         if rows:
             self.done = self.done | np.isin(np.arange(len(self.done)), list(rows))
             self.state = dataclasses.replace(self.state, done=put(self.done, self.state.done.sharding))
-
-    def release(self, row: int) -> Text:
-        """Makes a row free for another text, and returns its last one."""
-        return self.texts.pop(row)
 
     def insert(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
         """Writes prefilled prompts into free rows.

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -95,10 +94,7 @@ def statistics_of(histories: Sequence[RoundCounts]) -> Statistics:
     """Adds up the counts of several texts, without empty rounds of finished rows."""
     rounds = join(histories)
     positions = range(int(np.max(rounds.levels, initial=0)))
-
-    def total(values: Any) -> int:
-        return int(np.sum(values))
-
+    total = lambda values: int(np.sum(values))
     return Statistics(
         tokens=total(rounds.committed),
         uncut=total(rounds.uncut),

@@ -1,5 +1,6 @@
 """Strings that end a text where they first appear, and the part of a growing text that can be shown before."""
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -40,15 +41,10 @@ class StopStrings:
         text = text_of(self.tokenizer, tokens, before)
         if self._find(text) is None:
             return len(tokens), text, False
-        low, high = 1, len(tokens)  # bisection of the shortest prefix with a stop string
-        while low < high:
-            middle = (low + high) // 2
-            if self._find(text_of(self.tokenizer, tokens[:middle], before)) is None:
-                low = middle + 1
-            else:
-                high = middle
-        text = text_of(self.tokenizer, tokens[:low], before)
-        return low, text[: self._find(text)], True
+        has_one = lambda count: self._find(text_of(self.tokenizer, tokens[:count], before)) is not None
+        count = 1 + bisect_left(range(1, len(tokens)), True, key=has_one)  # tokens of the shortest prefix with one
+        text = text_of(self.tokenizer, tokens[:count], before)
+        return count, text[: self._find(text)], True
 
     def _find(self, text: str) -> int | None:
         return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)

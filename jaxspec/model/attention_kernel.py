@@ -93,13 +93,9 @@ def attend_on_one_chip(
     # The kernel reads values from main memory, only blocks with tokens. Otherwise the compiler copies all rows of keys
     # and values into fast memory before the kernel. The keys' copy stays: it overlaps with the products before it.
     values = prefix.v if interpret else pltpu.with_memory_space_constraint(prefix.v, pltpu.HBM)
-
-    def live(s, b, cached):  # past the last block with tokens its index repeats, so Pallas copies nothing
-        return jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
-
-    def of_queries(width):
-        return pl.BlockSpec((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
-
+    # Past the last block with tokens its index repeats, so Pallas copies nothing.
+    live = lambda s, b, cached: jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
+    of_queries = lambda width: pl.BlockSpec((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
     nodes_k = nodes.k.mT  # keys of nodes have the layout of their values in the kernel
     cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // few)
     out, *sums = pl.pallas_call(
@@ -158,12 +154,8 @@ def _step(
     *log_total, mixed, peak, weight = others
 
     at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
-
-    def score(keys):
-        return jnp.dot(query[...], keys.astype(query.dtype), preferred_element_type=jnp.float32) * scale
-
-    def mix(shares, values):
-        return jnp.dot(shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    score = lambda keys: jnp.dot(query[...], keys.astype(query.dtype), preferred_element_type=jnp.float32) * scale
+    mix = lambda shares, values: jnp.dot(shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
     @pl.when(at == 0)
     def over_nodes():

@@ -121,19 +121,13 @@ def _append_with(
     write: Callable[..., Array], cache: tuple[KV, ...], rows: tuple[KV, ...], start: Int[Array, " B"]
 ) -> tuple[KV, ...]:
     at = split_rows.held(start)
-
-    def put(old: Array, new: Array, axis: int) -> Array:
-        return write(old, split_rows.held_of_block(new, start, axis), at, axis)
-
+    put = lambda old, new, axis: write(old, split_rows.held_of_block(new, start, axis), at, axis)
     return tuple(KV(k=put(old.k, new.k, 3), v=put(old.v, new.v, 2)) for old, new in zip(cache, rows, strict=True))
 
 
 def _write_together(old: Array, new: Array, start: Int[Array, " B"], axis: int) -> Array:
     """Writes the blocks of all sequences in one update; each begins at its own `start` along `axis`."""
-
-    def put(into, block, at):
-        return jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis - 1)
-
+    put = lambda into, block, at: jax.lax.dynamic_update_slice_in_dim(into, block.astype(into.dtype), at, axis - 1)
     if old.shape[0] > 1:
         return jax.vmap(put)(old, new, start)
     return put(old[0], new[0], start[0])[None]  # a plain slice update, not a scatter

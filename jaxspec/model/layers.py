@@ -62,10 +62,7 @@ class Linear(nnx.Module):
         scale = 1 / math.sqrt(shape[-2])
         self.kernel = nnx.Param(jax.random.normal(rngs.params(), shape, dtype) * jnp.asarray(scale, dtype), axes=axes)
         at = (*range(len(shape) - 2), -1)
-
-        def of_bias(every):
-            return tuple(every[i] for i in at)
-
+        of_bias = lambda every: tuple(every[i] for i in at)
         self.bias = nnx.Param(jnp.zeros(of_bias(shape), dtype), axes=of_bias(axes)) if bias else None
         self.inputs = axes[-2]
 
@@ -126,13 +123,8 @@ def _product_forward(
 def _product_backward(summed: Any, inputs: Factors, slope: Float[Array, "*B O"]) -> Factors:
     x, kernel = inputs
     slope = slope.astype(x.dtype)
-
-    def flat(y):
-        return y.reshape(-1, y.shape[-1])
-
-    def multiply(left, right):
-        return jnp.matmul(left, right, preferred_element_type=backend.gradient_dtype(x.dtype))
-
+    flat = lambda y: y.reshape(-1, y.shape[-1])
+    multiply = lambda left, right: jnp.matmul(left, right, preferred_element_type=backend.gradient_dtype(x.dtype))
     return multiply(slope, kernel.T).astype(x.dtype), multiply(flat(slope).T, flat(x)).T.astype(kernel.dtype)
 
 

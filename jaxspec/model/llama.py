@@ -66,9 +66,7 @@ class Attention(nnx.Module):
             y = fusion_barrier(y)
             return y.reshape(*y.shape[:2], self.kv_heads, -1, self.head_dim)
 
-        def normed(y, norm: RMSNorm | None):
-            return y if norm is None else norm.in_float32(y)
-
+        normed = lambda y, norm: y if norm is None else norm.in_float32(y)
         query = rotate(normed(split(self.q(x)), self.q_norm), *angles).transpose(0, 2, 3, 1, 4)
         key = rotate(normed(split(self.k(x)), self.k_norm), *angles)[:, :, :, 0].swapaxes(1, 2)
         value = split(self.v(x))[:, :, :, 0].swapaxes(1, 2)

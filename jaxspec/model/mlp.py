@@ -23,10 +23,7 @@ class MLP(nnx.Module):
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, experts: int | None = None):
         lead, name = ((), ()) if experts is None else ((experts,), ("expert",))
         wide, narrow = (config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)
-
-        def make(shape, axes):
-            return Linear(rngs, (*lead, *shape), (*name, *axes), bias=config.mlp_bias, dtype=dtype)
-
+        make = lambda shape, axes: Linear(rngs, (*lead, *shape), (*name, *axes), bias=config.mlp_bias, dtype=dtype)
         self.gate = make(wide, ("embed", "mlp"))
         self.up = make(wide, ("embed", "mlp"))
         self.down = make(narrow, ("mlp", "embed"))

@@ -147,10 +147,7 @@ class _Counter:
     def walk(self, jaxpr: core.Jaxpr, made_of: Sequence[Arguments], path: str, times: int) -> list[Arguments]:
         """Adds the work of a program that runs `times` times. Returns the `Arguments` of its results."""
         known: dict[Any, Arguments] = dict(zip(jaxpr.invars, made_of, strict=True))
-
-        def look(atom):
-            return NONE if isinstance(atom, core.Literal) else known.get(atom, NONE)
-
+        look = lambda atom: NONE if isinstance(atom, core.Literal) else known.get(atom, NONE)
         for eqn in jaxpr.eqns:
             inside = f"{path}/{eqn.source_info.name_stack}"
             operands = [look(atom) for atom in eqn.invars]

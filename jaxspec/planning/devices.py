@@ -93,8 +93,8 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
             if "external name" not in str(error):
                 raise
             say(f"the installed libtpu cannot compile for {where.kind}, so all values come from sizes and data sheets")
-            return abstract_mesh((data, *model_axis_sizes(model, config), rows))
-        return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
+        else:
+            return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
     return abstract_mesh((data, *model_axis_sizes(model, config), rows))
 
 

@@ -152,9 +152,7 @@ def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> 
         builder = Eagle2(total=max(backend.ACCELERATOR_TREE_SIZES), depth=DEPTH, width=width)
         return compose(dataclasses.replace(method, builder=builder, controller=BetaTS(), history=0))
 
-    def of(works):
-        return tuple((nodes, where.seconds(work)) for nodes, work in works.items())
-
+    of = lambda works: tuple((nodes, where.seconds(work)) for nodes, work in works.items())
     whole = probe(WIDTHS[-1]).parts
     levels = {width: probe(width).count_drafting().level for width in WIDTHS[:-1]} | {WIDTHS[-1]: whole.level}
     return method.with_costs(CostTable(plain=plain, verify=of(whole.verify), level=of(levels)))

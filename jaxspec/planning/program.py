@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from jaxspec.builders import Chain
 from jaxspec.controllers import Fixed
+from jaxspec.decoding.batch import IDLE, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
@@ -22,7 +23,7 @@ from jaxspec.engine.program import LOOP, Program
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model import backend
-from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding
+from jaxspec.model.sharding import AnyMesh, device_bytes, device_elements, named_sharding, place, place_head
 from jaxspec.planning.chips import Collective, Slice, Work, merged
 from jaxspec.planning.counting import Parts, Phase, count
 from jaxspec.planning.devices import abstract_mesh
@@ -46,10 +47,16 @@ class PlacedProgram:
 
     @classmethod
     def place(cls, program: Program, batch: int, rows: int, mesh: AnyMesh) -> "PlacedProgram":
-        """A program for `batch` sequences with caches of `rows` rows on a mesh."""
+        """A program for `batch` sequences with caches of `rows` rows on a split mesh."""
+        begin = lambda models: start(program.spec, models, [IDLE] * batch, (), rows)
         with _platform_of(mesh):
-            models, state = program.layout(batch, rows, mesh)
-        return cls(program.spec, models, state, mesh)
+            state = jax.eval_shape(begin, program.models)
+            models = Models(
+                target=place(program.models.target, mesh),
+                draft=place_head(program.models.draft, mesh),
+                control=place_head(program.models.control, mesh),
+            )
+            return cls(program.spec, models, place_state(state, mesh), mesh)
 
     @property
     def arguments(self) -> tuple[Models, DecodeState, jax.ShapeDtypeStruct]:

@@ -48,12 +48,9 @@ def find_model(name: str, quantize: str | None = None) -> Target:
     Raises:
         ValueError: there is no such model, its weights cannot be quantised this way, or Qwix is not installed.
     """
-    if name in MODELS:
+    if name in MODELS or is_hub_id(name):
         check(quantize)
-        return Target(MODELS[name], None, quantize)
-    if is_hub_id(name):
-        check(quantize)
-        return Target(shape_on_hub(name), None, quantize)
+        return Target(MODELS[name] if name in MODELS else shape_on_hub(name), quantize=quantize)
     try:
         path = locate(name)
         config = config_json.read_config(path)

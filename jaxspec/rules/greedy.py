@@ -69,8 +69,5 @@ def go_down(tree: DraftTree, agrees: Bool[Array, "B N"], target_tokens: Int[Arra
     agrees = (agrees & tree.live).at[:, 0].set(True)
     reached = tree.live & (agrees[:, None, :] | ~tree.ancestors).all(axis=-1)
     last = jnp.where(reached, tree.depth * nodes + jnp.arange(nodes), -1).argmax(axis=1)
-
-    def one(values):
-        return jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
-
+    one = lambda values: jnp.take_along_axis(values, last[:, None], axis=1)[:, 0]
     return Verdict(path=path_to(tree, last, depth + 1), accepted=one(tree.depth), next_token=one(target_tokens))

@@ -34,10 +34,7 @@ class RejectionSampling(Rule):
         probs = self.draft_probs(draws.sampling, drafts)
         own = jnp.where(hot, gumbel(draws.keys, (width, support)), 0.0)
         scores, rank = top_k(jnp.log(probs) + own, count)
-
-        def pick(values):
-            return jnp.take_along_axis(for_each(values, width), rank, axis=-1)
-
+        pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
         return Proposal(
             token=rank if drafts.token is None else pick(drafts.token),
             log_prob=jnp.log(pick(probs)) + log_mass(drafts),  # the confidence, which may be below q
@@ -53,10 +50,7 @@ class RejectionSampling(Rule):
 
         def visit(carry, step):
             node, on_path = carry
-
-            def at(values):
-                return jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
-
+            at = lambda values: jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
             p, q = at(target), at(tree.draft_probs)
             children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
 
@@ -64,10 +58,7 @@ class RejectionSampling(Rule):
                 p, q, children, child = carry
                 candidate = children.argmax(axis=1)
                 token = jnp.take_along_axis(tree.token, candidate[:, None], axis=1)
-
-                def of(values, index):
-                    return jnp.take_along_axis(values, index, axis=1)[:, 0]
-
+                of = lambda values, index: jnp.take_along_axis(values, index, axis=1)[:, 0]
                 open_ = children.any(axis=1) & (child < 0)
                 accept = open_ & (of(coin, candidate[:, None]) * of(q, token) < of(p, token))
                 reject = (open_ & ~accept)[:, None]

@@ -9,7 +9,7 @@ from jaxspec.decoding import prefill
 from jaxspec.decoding.batch import padded, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.methods.method import parse_method
-from tests.lossless.harness import begun, models, requests, weights
+from tests.lossless.harness import begun, models, prefilled, requests, weights
 
 
 @pytest.mark.parametrize("method", ["eagle3+chain,length=2", "plain"])
@@ -40,7 +40,7 @@ def test_a_prompt_may_be_read_in_several_chunks():
     spec = parse_method("plain").speculation(greedy=True)
     chosen = weights(spec, models(vocab_size=23))
     asked = requests([[*range(11)], [3, 1, 4], [5] * 8], 4)
-    one, three = (prefill.prefill(spec.drafter, chosen, start(spec, chosen, padded(asked), (), 64), n) for n in (12, 4))
+    one, three = (prefilled(spec, chosen, start(spec, chosen, padded(asked), (), 64), n) for n in (12, 4))
     assert (one.tokens == three.tokens).all()
     for row, request in enumerate(asked):
         for whole, parts in zip(one.cache, three.cache, strict=True):

@@ -76,22 +76,22 @@ class TestGenerate:
         assert {*compiled} == {"jit(decode)"}
 
     def test_prompts_are_read_while_the_loop_is_compiled(self, model, monkeypatch):
-        read, whole = threading.Event(), Program.prefill
+        begun, whole = threading.Event(), Program.read
 
         class Loop:
             def lower(self, *given: Any) -> Any:
-                assert read.wait(30), "prefill waits for the loop"
+                assert begun.wait(30), "prefill waits for the loop"
                 return LOOP.lower(*given)
 
         def watched(*given: Any) -> Any:
-            read.set()
+            begun.set()
             return whole(*given)
 
         monkeypatch.setattr(program, "LOOP", Loop())
-        monkeypatch.setattr(Program, "prefill", watched)
+        monkeypatch.setattr(Program, "read", watched)
         one = Engine(model, "ngram+chain,length=1")
         session = one.session(one.requests(["abcabc"], max_new_tokens=9))
-        assert read.is_set()
+        assert begun.is_set()
         session.finish_compiling()
 
     @pytest.mark.soak

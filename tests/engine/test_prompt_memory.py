@@ -62,3 +62,17 @@ def test_each_turn_reads_what_is_new(engine):
     other = draw.integers(3, 259, 40).tolist()
     assert continued(engine, other, memory) == engine.generate([other], max_new_tokens=NEW)[0].tokens
     assert memory.reused == 0
+
+
+def test_a_conversation_outgrows_the_caches_of_what_is_stored():
+    engine = test_shared_prefix.engine("eagle+chain,length=3", harness.models(vocab_size=23, max_length=1024))
+    whole, memory, rows = np.random.default_rng(0).integers(0, 22, size=600).tolist(), PromptMemory(), list[int]()
+    for length, reused in ((200, 0), (600, 128)):
+        (request,) = requests_of(engine.model, [whole[:length]], max_new_tokens=5)
+        session = engine.session([request], memory=memory)
+        session.advance()
+        found = text_of_row(session, 0, StopStrings((), None)).tokens
+        assert found == engine.generate([whole[:length]], max_new_tokens=5)[0].tokens
+        assert memory.reused == reused
+        rows.append(memory.cache_len)
+    assert rows[0] < rows[1]

@@ -17,7 +17,7 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import insert, padded, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import HeadShape, Models
-from jaxspec.decoding.prefill import prefill
+from jaxspec.decoding.prefill import read
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.rule import Rule
@@ -277,7 +277,7 @@ def run_refilled(
     """
     models, room = weights(spec, models), 128
     state = start(spec, models, padded(requests[:size]), eos, room, requests)
-    state = prefill(spec.drafter, models, state, CHUNK)
+    state = prefilled(spec, models, state)
     places, waiting, texts = dict(enumerate(range(size))), list(range(size, len(requests))), {}
     while places:
         state = loop.decode(spec, models, state, jnp.int32(room), state.done.sum() + 1)
@@ -290,7 +290,7 @@ def run_refilled(
         if len(texts) % 2 or len(free) == size:  # else those that are done wait for the next to be
             for row, place in zip(free, waiting[: len(free)], strict=False):
                 fresh = start(spec, models, [requests[place]], eos, 64, requests)
-                fresh = prefill(spec.drafter, models, fresh, CHUNK)
+                fresh = prefilled(spec, models, fresh)
                 state = insert(state, fresh, np.array([row], np.int32), np.array([True]))
                 places[row] = place
             waiting = waiting[len(free) :]
@@ -319,7 +319,12 @@ def with_nans(state: DecodeState, row: jax.Array) -> DecodeState:
 def begun(spec: Speculation, models: Models, requests: Sequence[Request], eos: Sequence[int], rows: int) -> DecodeState:
     """The state before the first round."""
     state = start(spec, models, padded(requests), eos, rows)
-    return prefill(spec.drafter, models, state, CHUNK)
+    return prefilled(spec, models, state)
+
+
+def prefilled(spec: Speculation, models: Models, state: DecodeState, chunk: int = CHUNK) -> DecodeState:
+    """The state after prefill of all its prompts."""
+    return read(spec.drafter, models, state, chunk, 0, int(state.length.max()))
 
 
 def with_rule(method: Method, rule: Rule) -> Speculation:

@@ -14,7 +14,6 @@ from jaxtyping import Array, Float
 
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.loop import decode
-from jaxspec.decoding.prefill import prefill
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.sampling import Sampling, probabilities
 from jaxspec.decoding.speculation import Speculation
@@ -28,6 +27,7 @@ from tests.lossless.harness import (
     NEW,
     TREE_SIZES,
     check_texts,
+    prefilled,
     requests,
     run,
     run_refilled,
@@ -116,7 +116,7 @@ def test_prefill_and_decoding_in_pieces(target, prompts, plain):
     spec = speculation(parse_method("eagle+eagle2,total=12,depth=4,width=3"), False)
     chosen, asked = weights(spec, target), mixed(prompts, NEW)
     for chunk in (4, 32):
-        state = prefill(spec.drafter, chosen, start(spec, chosen, asked, (), 128), chunk)
+        state = prefilled(spec, chosen, start(spec, chosen, asked, (), 128), chunk)
         while not state.done.all():
             state = decode(spec, chosen, state, jnp.int32(2))
         assert texts_of(state, asked) == plain
