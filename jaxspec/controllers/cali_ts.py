@@ -17,6 +17,7 @@ from jaxspec.decoding.drafter import FLOAT32, Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
 
+ESTIMATES = ("compared", "printed")
 PREDICTIONS = ("both", "model", "sampled")
 
 
@@ -40,9 +41,6 @@ class CaliTS(Controller):
         mu = (sigma_S² theta_M + n sigma_M² theta_hat) / (n sigma_M² + sigma_S²)
         sigma² = sigma_M² sigma_S² / (n sigma_M² + sigma_S²)
 
-    theta_hat is accepted drafts / comparisons; a round in which a of D levels were accepted makes min(a + 1, D). As
-    Eqs. 8 and 10 are printed, only accepted drafts count as trials, and the estimate tends to 1 in any case.
-
     The paper draws theta ~ N(mu, sigma²), clipped to [0, 1], and then chi ~ Bernoulli(theta) for every token. No theta
     is used twice, so a Bernoulli variable with the mean of the clipped theta has the same distribution.
 
@@ -51,6 +49,9 @@ class CaliTS(Controller):
             none. With the defaults the estimate outweighs the predictor after a hundred rounds ((0.5 / 0.05)²); in
             simulation a longer-lasting weight was no worse.
         prior: theta_hat before the first round; the paper does not give it.
+        estimate: `compared`: accepted drafts / comparisons. A round in which a of D levels were accepted makes
+            min(a + 1, D) comparisons. `printed`: Eqs. 8 and 10 literally, where only accepted drafts count as trials.
+            This estimate tends to 1 in any case, because 1 - theta_hat = (1 - prior) / (accepted + 1).
         prediction: `both`, or one alone as in the paper's Table 4: `model` (n stays 0), or `sampled`, without a
             predictor: theta ~ N(theta_hat, sigma_S² / (n + 1)), where the prior counts as a round.
     """
@@ -59,9 +60,11 @@ class CaliTS(Controller):
     sigma_model: float = 0.05
     sigma_sample: float = 0.5
     prior: float = 0.75
+    estimate: str = "compared"
     prediction: str = "both"
 
     def __post_init__(self) -> None:
+        self.require_that(lambda value: value in ESTIMATES, f"be one of {', '.join(ESTIMATES)}", "estimate")
         self.require_that(lambda value: value in PREDICTIONS, f"be one of {', '.join(PREDICTIONS)}", "prediction")
         positive = lambda value: 0 < value < float("inf")
         self.require_that(positive, "be above 0, and finite", "sigma_model", "sigma_sample")
@@ -106,7 +109,7 @@ class CaliTS(Controller):
 
     def update(self, state: CaliState, counts: RoundCounts) -> CaliState:
         accepted, levels = jnp.asarray(counts.accepted), jnp.asarray(counts.levels)
-        trials = compared(accepted, levels)
+        trials = accepted if self.estimate == "printed" else compared(accepted, levels)
         total = state.trials + trials
         estimate = state.estimate + (accepted - trials * state.estimate) / (total + 1)  # exact without new trials
         return CaliState(estimate=estimate, trials=total, rounds=state.rounds + (levels > 0))

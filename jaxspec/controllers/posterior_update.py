@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.sampling import fold
 
-LEAST_PRIOR = 0.01  # of alpha and beta, which a Beta needs above 0
+BETA_FLOOR = 0.01  # of alpha and beta: one reading of the paper can decrease alpha, and a Beta needs both above 0
 
 
 def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array, " B"]:
@@ -17,8 +17,8 @@ def compared(accepted: Int[Array, " B"], levels: Int[Array, " B"]) -> Int[Array,
 
 def check_prior(controller: Controller) -> None:
     """Raises ValueError unless `prior_alpha` and `prior_beta` can be parameters of a Beta."""
-    possible = lambda value: LEAST_PRIOR <= value < float("inf")
-    controller.require_that(possible, f"be at least {LEAST_PRIOR}, and finite", "prior_alpha", "prior_beta")
+    possible = lambda value: BETA_FLOOR <= value < float("inf")
+    controller.require_that(possible, f"be at least {BETA_FLOOR}, and finite", "prior_alpha", "prior_beta")
 
 
 def draw_beta(

@@ -47,6 +47,19 @@ class TestEstimate:
         assert found == pytest.approx([0.5 / 2, 2.5 / 5, 6.5 / 9, 8.5 / 11, 8.5 / 11, 8.5 / 12, 20.5 / 24])
         assert state.rounds.item() == 6  # all but the one in which nothing was drafted
 
+    def test_as_printed_goes_to_one_whatever_is_accepted(self):
+        """1 - theta_t = (1 - theta_0) / (t + 1): rejections have no influence (Eqs. 8 and 10)."""
+        controller = CaliTS(prior=0.25, estimate="printed")
+        good = bad = controller.init(1)
+        for accepted in (3, 1, 4):
+            good = controller.update(good, round_of([accepted], [accepted]))
+            bad = controller.update(bad, round_of([accepted], [12]))
+        assert good.estimate.item() == bad.estimate.item() == pytest.approx(1 - 0.75 / 9)
+        for _ in range(100):
+            bad = controller.update(bad, round_of([1], [12]))
+        assert bad.estimate.item() == pytest.approx(1 - 0.75 / 109)
+        assert CaliTS(prior=0.25).update(bad, round_of([0], [12])).estimate < bad.estimate
+
     def test_rows_do_not_see_each_other(self):
         controller = CaliTS()
         state = controller.init(len(ROUNDS))

@@ -13,7 +13,7 @@ from tests.lossless.harness import decoded, models, requests, run, speculation
 ALPHA, BETA = 2.0**20, 0.5  # so sure that every round drafts to its cap, whatever the first rounds say
 CAP = 4
 GAMMA = 0.2  # about what the drafts have here
-METHOD = parse_method(f"draft-model+chain,length={CAP}+beta-ts,prior_alpha={ALPHA},prior_beta={BETA}")
+READINGS = ("compared", "printed", "bonus")
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 
 
@@ -36,7 +36,13 @@ def contrarian(target) -> Models:
 
 @pytest.fixture(scope="module")
 def texts(oracle):
-    return run(speculation(METHOD, True), oracle, requests(PROMPTS, 40))[0]
+    return run(speculation(method(READINGS[0]), True), oracle, requests(PROMPTS, 40))[0]
+
+
+def method(reading: str):
+    return parse_method(
+        f"draft-model+chain,length={CAP}+beta-ts,prior_alpha={ALPHA},prior_beta={BETA},reading={reading}"
+    )
 
 
 def learnt(state) -> list[tuple[float, float]]:
@@ -50,36 +56,38 @@ def columns(state, rounds: int, *names: str) -> list[list[int]]:
     return [[int(getattr(state.history, name)[0, i]) for name in names] for i in range(rounds)]
 
 
+@pytest.mark.parametrize("reading", READINGS)
 class TestRounds:
     """Prefill gives the first token. Then a round commits the accepted drafts and the bonus token."""
 
-    def test_cap_reached(self, oracle):
+    def test_cap_reached(self, reading: str, oracle):
         # 1 + 5 + 5 tokens: two rounds, in each 4 of 4 accepted.
-        state = decoded(speculation(METHOD, True), oracle, requests(PROMPTS, 11))
+        state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 11))
         assert columns(state, 2, "accepted", "levels", "uncut") == [[4, 4, 5], [4, 4, 5]]
-        assert learnt(state) == [(8, 0)] * 2
+        assert learnt(state) == [{"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]] * 2
 
-    def test_nothing_accepted(self, contrarian):
+    def test_nothing_accepted(self, reading: str, contrarian):
         # 1 + 1 + 1 + 1 tokens: three rounds, in each 0 of 4; the last one cut by the budget, after its only token.
-        state = decoded(speculation(METHOD, True), contrarian, requests(PROMPTS, 4))
+        state = decoded(speculation(method(reading), True), contrarian, requests(PROMPTS, 4))
         assert columns(state, 3, "committed", "accepted", "levels") == [[1, 0, 4]] * 3
-        assert learnt(state) == [(0, 3)] * 2
+        assert learnt(state) == [{"compared": (0, 3), "printed": (-3, 6), "bonus": (0, 6)}[reading]] * 2
 
-    def test_cut_by_eos(self, oracle, texts):
+    def test_cut_by_eos(self, reading: str, oracle, texts):
         # EOS is a draft of the first round: those up to it are accepted, the levels after it were never there. EAGLE
         # counts the whole round, of four drafts and the bonus token.
         at = next(i for i in (3, 2) if texts[0][i] not in texts[0][:i])
-        state = decoded(speculation(METHOD, True), oracle, requests(PROMPTS, 40), [texts[0][at]])
+        state = decoded(speculation(method(reading), True), oracle, requests(PROMPTS, 40), [texts[0][at]])
         assert columns(state, 1, "committed", "accepted", "levels", "uncut") == [[at, at, at, 5]]
-        assert learnt(state)[0] == (at, 0)
+        assert learnt(state)[0] == {"compared": (at, 0), "printed": (at - 1, 1), "bonus": (at, 0)}[reading]
 
-    def test_a_sequence_that_is_done_learns_no_more(self, oracle):
+    def test_a_sequence_that_is_done_learns_no_more(self, reading: str, oracle):
         # The first row stops inside its first round, after 2 tokens; the second goes through two whole ones.
         short, long = requests(PROMPTS[:1], 3)[0], requests(PROMPTS, 11)[1]
-        state = decoded(speculation(METHOD, True), oracle, [short, long])
+        state = decoded(speculation(method(reading), True), oracle, [short, long])
         assert int(state.round) == 2
         assert np.asarray(state.history.uncut)[:2, :2].tolist() == [[5, 0], [5, 5]]
-        assert learnt(state) == [(2, 0), (8, 0)]
+        first = {"compared": (2, 0), "printed": (1, 1), "bonus": (2, 0)}[reading]
+        assert learnt(state) == [first, {"compared": (8, 0), "printed": (6, 2), "bonus": (8, 0)}[reading]]
 
 
 def beta_ts(accepted: np.ndarray, levels: np.ndarray) -> list[float]:
