@@ -91,9 +91,15 @@ def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureF
             "error: Missing from jaxspec bench: --target, --prompts, --methods; unrecognized options: --targt builtin; "
             "see jaxspec bench --help",
         ),
-        ("plan --model a --method plain --batch-size 1,2", "error: --limit must be a whole number, not '1,2'; see jaxspec plan --help"),
+        (
+            "plan --model a --method plain --batch-size 1,2",
+            "error: --limit must be a whole number, not '1,2'; see jaxspec plan --help",
+        ),
         ("verify --target a --minutes x", "error: --minutes must be a number, not 'x'; see jaxspec verify --help"),
-        ("bench --target a --prompts a --methods a --temperatures x", "error: --temperatures cannot be 'x'; see jaxspec bench --help"),
+        (
+            "bench --target a --prompts a --methods a --temperatures x",
+            "error: --temperatures cannot be 'x'; see jaxspec bench --help",
+        ),
         ("verify --seed", "error: --seed needs a value; see jaxspec verify --help"),
         (
             "bench --dtype int4",
