@@ -16,7 +16,7 @@ from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
 from jaxspec.controllers.acceptance_predictor import FOLDER, draft_width
-from jaxspec.decoding.drafter import Drafter, HeadShape, Models
+from jaxspec.decoding.drafter import FLOAT32, Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.engine.chat_format import spelled
 from jaxspec.host.terminal import say
@@ -85,9 +85,10 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
         check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
-    make = lambda: drafter.build_head(shape, nnx.Rngs(0), dtype)
-    head = nnx.eval_shape(make)
-    return _restore(model, path, make) if isinstance(head, nnx.Module) else head
+    head = _abstract(path, drafter, shape, dtype)
+    if not isinstance(head, nnx.Module):
+        return head
+    return _restore(model, path, lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
 
 
 def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
@@ -110,7 +111,21 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
         drafter.check_head(shape, target)
     except ValueError as error:
         raise CheckpointError(f"the head at {path} {error}") from error
+    except (KeyError, TypeError) as error:
+        raise _without_settings(path, drafter, error) from error
     return shape
+
+
+def _abstract(path: Path, drafter: Drafter, shape: HeadShape, dtype: jnp.dtype = FLOAT32) -> Any:
+    """A head of this shape without values. Raises CheckpointError if its settings are not those of such a head."""
+    try:
+        return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
+    except (KeyError, TypeError) as error:
+        raise _without_settings(path, drafter, error) from error
+
+
+def _without_settings(path: Path, drafter: Drafter, error: Exception) -> CheckpointError:
+    return CheckpointError(f"the head at {path} does not have the settings of a head for {drafter.name}: {error}")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -160,8 +175,8 @@ def estimates(path: Path, method: Method) -> bool:
 
 def _abstract_head(path: Path, method: Method, head: str) -> Any:
     target = config_json.read_config(path).model
-    shape = read_shape(find_head(path, head), method.drafter, target)
-    return nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0)))
+    folder = find_head(path, head)
+    return _abstract(folder, method.drafter, read_shape(folder, method.drafter, target))
 
 
 def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +13,10 @@ import numpy as np
 import pytest
 
 from jaxspec import Engine, SamplingParams, load
+from jaxspec.checkpoint.builtin import locate
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.engine import head_weights
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.stop_strings import ShownText
 from jaxspec.methods.method import parse_method
@@ -242,3 +247,13 @@ class TestSizes:
 
     def test_the_largest_is_taken(self) -> None:
         assert parse_method("ngram+chain,length=4096").builder.size == 4097
+
+
+@pytest.mark.parametrize("settings", [{}, {"unknown": 1}])
+@pytest.mark.parametrize("name", ["dflash", "eagle3", "early-exit", "edd", "medusa"])
+def test_a_head_without_its_settings_is_refused(name: str, settings: dict[str, Any], tmp_path: Path):
+    builtin = locate("builtin")
+    config = json.loads((builtin / "heads" / name / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "settings": settings}))
+    with pytest.raises(CheckpointError, match=f"{tmp_path} does not have the settings of a.* head"):
+        head_weights.fitted(builtin, parse_method(f"{name}@{tmp_path}"))
