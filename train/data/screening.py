@@ -1,6 +1,7 @@
 """Which generated texts are kept: few that loop or repeat others, and none that shares words with given questions."""
 
 import dataclasses
+import functools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -58,8 +59,7 @@ class Screen:
         """The line of a text, which counts from now on; or one with the reason why it is left out."""
         own, whole = _words(line)
         found = grams(own)
-        lengths = {len(each) for each in self.excluded}
-        if any(not self.excluded.isdisjoint(grams(words, length)) for words in whole for length in lengths):
+        if self._is_excluded(whole):
             return {LEFT_OUT: "near an excluded question"}
         if not self.repeats and found and sum(each not in self.seen for each in found) < FRESH * len(found):
             return {LEFT_OUT: "repeating other texts"}
@@ -68,6 +68,13 @@ class Screen:
         self.texts, self.looping, self.total = self.texts + 1, self.looping + looping, self.total + len(found)
         self.seen.update(found)
         return line
+
+    def _is_excluded(self, texts: Sequence[Sequence[str]]) -> bool:
+        return any(not self.excluded.isdisjoint(grams(words, length)) for words in texts for length in self._lengths)
+
+    @functools.cached_property
+    def _lengths(self) -> set[int]:
+        return {len(each) for each in self.excluded}
 
     def summary(self, lines: Iterable[dict[str, Any]]) -> str:
         """What was measured, and how many of the lines were left out, in words."""
