@@ -93,7 +93,7 @@ def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureF
         ),
         (
             "plan --model a --method plain --batch-size 1,2",
-            "error: --limit must be a whole number, not '1,2'; see jaxspec plan --help",
+            "error: --batch-size must be a whole number, not '1,2'; see jaxspec plan --help",
         ),
         ("verify --target a --minutes x", "error: --minutes must be a number, not 'x'; see jaxspec verify --help"),
         (
