@@ -105,7 +105,10 @@ def find_head(path: Path, head: str) -> Path:
 
     Raises CheckpointError naming the heads that are there.
     """
-    given = to_path(head).expanduser()
+    try:
+        given = to_path(head).expanduser()
+    except RuntimeError as error:  # ~NAME, and there is no such user
+        raise CheckpointError(f"there is no head {head}: {error}") from error
     for place in [given] if head.startswith(("./", "../")) else [path / "heads" / head, given]:
         if (place / "config.json").exists():
             return place

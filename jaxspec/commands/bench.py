@@ -1,11 +1,10 @@
 """`jaxspec bench`: runs the benchmark, reads the shape for a simulation, and writes the report."""
 
 import dataclasses
-import json
 from pathlib import Path
 
 from jaxspec.checkpoint.builtin import locate
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, parse_json
 from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
 from jaxspec.evaluate.runlog import log_of
@@ -43,7 +42,7 @@ def read_shape(target: Path) -> CheckpointConfig:
     except OSError as error:
         raise CheckpointError(f"there is no config.json of a model at {target}: {error.strerror}") from error
     try:
-        values = json.loads(text)
+        values = parse_json(text)
         if not isinstance(values, dict) or "model_type" not in values:
             return CheckpointConfig.from_json(text)
     except (ValueError, TypeError) as error:

@@ -67,6 +67,7 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback in each thread
     try:
         command()
+        buckets.flush()
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except BrokenPipeError:
@@ -84,7 +85,8 @@ def _run(command: Callable[[], Any]) -> NoReturn:
             fail("interrupted", 130)
         fail(_sentence(error), 2 if isinstance(error, BAD_INPUT) else 1)
     finally:
-        buckets.flush()
+        with contextlib.suppress(OSError):  # the reason why the command failed is printed already
+            buckets.flush()
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
 

@@ -10,6 +10,7 @@ from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import refuse_stateful
 from jaxspec.evaluate.questions import read_questions
+from jaxspec.host.arguments import integer
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Generate
 from jaxspec.report.draft_colours import coloured, legend
@@ -26,8 +27,12 @@ def run(settings: Generate) -> None:
     """Generates a text for every prompt and prints it; statistics go to stderr."""
     prompts = prompts_of(settings)
     refuse_stateful("repetition_penalty", settings.repetition_penalty)
+    if settings.show_drafts and settings.format == "json":
+        raise ValueError("--format json has no drafts: leave out --show-drafts")
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):
         raise ValueError("--stream takes one --prompt: leave out --prompts, --show-drafts and --format json")
+    if settings.batch_size is not None:
+        integer("batch_size", settings.batch_size, 1)
     mesh = settings.devices.open(several=True)
     together = min(settings.batch_size or TOGETHER, len(prompts))
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
@@ -68,6 +73,8 @@ def prompts_of(settings: Generate) -> list[str]:
     if settings.prompts is not None and settings.prompt is None:
         return [question.turns[0] for question in read_questions(settings.prompts, settings.limit)]
     if settings.prompt is not None and settings.prompts is None:
+        if settings.limit is not None:
+            raise ValueError("--limit limits the prompts of --prompts: leave it out with --prompt")
         return [settings.prompt]
     raise ValueError("give either --prompt TEXT or --prompts FILE")
 

@@ -33,7 +33,8 @@ def main() -> None:
     if sys.argv[1:] == ["--version"]:
         print(f"jaxspec {jaxspec.__version__}")
         return
-    chosen = {name: kind for (name, option), kind in INSTEAD.items() if option in sys.argv and name == sys.argv[1]}
+    options = {word.partition("=")[0] for word in sys.argv[2:]}
+    chosen = {name: kind for (name, option), kind in INSTEAD.items() if option in options and name == sys.argv[1]}
     commands = COMMANDS | chosen
     run(lambda: carry_out("jaxspec", "Fast text from LLaMA models by lossless speculative decoding.", commands))
 

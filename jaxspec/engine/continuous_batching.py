@@ -77,6 +77,7 @@ class PrefillQueue:
         self._thread = ThreadPoolExecutor(1, "prefill") if session.model.mesh is None else None
         with session.model.context():
             self.parts = data_parts()
+            self.served = -(-self.slots // (session.done.size // self.parts))  # parts with a row that takes prompts
             self.chunks, self.cache_len = shapes_ahead(session.program.spec, session.requests, self.slots)
 
     @property
@@ -87,7 +88,7 @@ class PrefillQueue:
     @property
     def chunks_left(self) -> int:
         """Chunks to read until each part of the batch has a prompt ready, if one waits; 0: nothing is to be read."""
-        lacking = 0 if self.group else min(self.parts - len(self.ready), len(self.waiting))
+        lacking = 0 if self.group else min(self.served - len(self.ready), len(self.waiting))
         following = [len(self.waiting[i][1].tokens) for i in range(lacking)]
         left = self.group.left if self.group else max(following, default=0)
         return -(-left // self.chunks[0])
@@ -110,7 +111,7 @@ class PrefillQueue:
     def read_chunk(self) -> None:
         """Reads the next chunk; `chunks_left` is not 0."""
         if self.group is None:
-            parts = [part for part in range(self.parts) if part not in self.ready]
+            parts = [part for part in range(self.served) if part not in self.ready]
             self.group = self._begin({part: self.waiting.popleft() for part in parts if self.waiting})
         group, began = self.group, time.perf_counter()
         chunk, end = self.chunks[0], group.position + self.chunks[0]

@@ -67,9 +67,7 @@ class Engine:
         costs: CostTable | None = None,
     ):
         compilation.keep_compilations()
-        typed = parse_method(method) if isinstance(method, str) else method  # fails before anything is loaded
-        if not isinstance(typed, Method | None):
-            raise TypeError(f"method must be a name such as 'ngram+chain', or a Method, not {typed!r}")
+        typed = _parsed(method)  # fails before anything is loaded
         self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
         self.method = typed or default_of(self.model).method
         if self.method.needs_costs:
@@ -107,7 +105,9 @@ class Engine:
                 be decoded too, but with the decisions for this one.
         """
         compilation.keep_compilations()
-        typed = parse_method(method) if isinstance(method, str) else method
+        typed = _parsed(method)
+        if isinstance(model, Checkpoint) and loading:
+            raise ValueError(f"the model is loaded already: leave out {', '.join(loading)}")
         model = model if isinstance(model, Checkpoint) else load(model, **loading)
         if typed is None:
             default = default_of(model, batch_size)
@@ -215,13 +215,17 @@ class Engine:
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
-        """Compiles what `generate` needs for `batch_size` prompts up to this length, before the first call.
+        """Compiles what `generate` needs for `batch_size` prompts, of which the longest has this length, and texts of
+        this length, before the first call. Lengths are rounded up to sizes that many prompts share; for other sizes
+        `generate` compiles again.
 
         More prompts than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`.
 
         Raises:
-            ValueError: prompt and text exceed the model's context.
+            ValueError: prompt and text exceed the model's context, or a number is not a whole one.
         """
+        batch_size = integer("batch_size", batch_size, 1)
+        max_prompt_tokens = integer("max_prompt_tokens", max_prompt_tokens, 1)
         prompts = [[0] * max_prompt_tokens] * batch_size
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
         session = self.session(requests)
@@ -276,3 +280,10 @@ class Engine:
         """A batch after prefill; the arguments are those of `Session`, and `options` those of `program`."""
         program = self.program([*requests, *later], **options)
         return Session(self.model, program, requests, learnt, later, memory)
+
+
+def _parsed(method: str | Method | None) -> Method | None:
+    parsed = parse_method(method) if isinstance(method, str) else method
+    if not isinstance(parsed, Method | None):
+        raise TypeError(f"method must be a name such as 'ngram+chain', or a Method, not {parsed!r}")
+    return parsed

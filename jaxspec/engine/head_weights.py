@@ -188,6 +188,8 @@ def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any
     except CheckpointError:  # its weights were given
         return
     for path in [head, head / method.controller.weights_folder] if method.controller.needs_weights else [head]:
+        if not (path / "config.json").exists():  # a controller's, whose weights were given
+            continue
         config = config_json.read_config(path) if is_checkpoint(path) else heads.read_config(path)
         if config.chat_args is not None and (trained := spelled(config.chat_args)) != (now := spelled(given)):
             _say_once(

@@ -194,6 +194,10 @@ def requests_of(
     """
     if truncate not in (None, "left"):
         raise ValueError(f'truncate must be None or "left", not {truncate!r}')
+    if not isinstance(sampling, SamplingParams):
+        raise ValueError(f"sampling must be a jaxspec.SamplingParams, not {sampling!r}")
+    if seeds is not None and "seed" in fields:
+        raise ValueError("give either seed, from which each prompt's is made, or seeds, one for each prompt")
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in fields.keys() - known:
         refuse_stateful(name, fields[name])

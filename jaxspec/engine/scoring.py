@@ -14,6 +14,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, chunk_for, power_of_two
 from jaxspec.decoding.sampling import log_prob_of
+from jaxspec.engine.session import not_finite
 from jaxspec.host.processes import fetch
 from jaxspec.model import backend
 from jaxspec.model import kv_cache as kv
@@ -54,6 +55,7 @@ def scores(
 
     Raises:
         ValueError: a context or a continuation is empty, or a continuation is longer than `room`.
+        FloatingPointError: logits are not finite.
     """
     room = min(room or model.config.model.usable_length, model.config.model.usable_length)
     alike = defaultdict[tuple[int, ...], list[int]](list)
@@ -71,6 +73,8 @@ def scores(
         log_prob, greedy = _of_batch(model, [read for read, _ in batch], columns, min(batch_size, len(groups)))
         for row, (_, places) in enumerate(batch):
             for column, place in enumerate(places):
+                if np.isnan(log_prob[row, column]):
+                    raise not_finite(f"text {place}", model.target.dtype)
                 yield place, Score(float(log_prob[row, column]), bool(greedy[row, column]))
 
 

@@ -163,7 +163,12 @@ class Session:
         length, done, rounds, finite = fetch((state.length, state.done, state.round, state.finite))
         self.length, self.done, self.round = np.asarray(length), np.asarray(done), int(rounds)
         if broken := [text.place for row, text in self.texts.items() if not finite[row]]:
-            raise FloatingPointError(
-                f"the model's logits for prompt {min(broken)} are not finite in {self.model.target.dtype}: an "
-                "activation overflowed, or a weight is NaN; use another dtype"
-            )
+            raise not_finite(f"prompt {min(broken)}", self.model.target.dtype)
+
+
+def not_finite(what: str, dtype: Any) -> FloatingPointError:
+    """The error for a text of which logits are not finite."""
+    return FloatingPointError(
+        f"the model's logits for {what} are not finite in {dtype}: an activation overflowed, or a weight is NaN; use "
+        "another dtype"
+    )

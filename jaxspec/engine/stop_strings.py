@@ -8,11 +8,15 @@ from typing import Any
 class StopStrings:
     """Strings that end a text at their first occurrence. Its truth value is false without any string.
 
+    A special token is no part of a text, but its name as a stop string ends the text too, where it is generated.
+
     Raises:
         ValueError: a string is empty or not text, or there is no tokenizer.
     """
 
     def __init__(self, strings: Sequence[str] | None, tokenizer: Any):
+        if not isinstance(strings, str | Sequence | None):
+            raise ValueError(f"stop must be a string or several, not {strings!r}")
         strings = [strings] if isinstance(strings, str) else list(strings or ())
         for string in strings:
             if not isinstance(string, str) or not string:
@@ -22,6 +26,8 @@ class StopStrings:
         if strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
         self.strings, self.tokenizer = strings, tokenizer
+        special = {*strings}.intersection(tokenizer.all_special_tokens) if strings else ()
+        self._ids = {tokenizer.get_vocab()[name] for name in special}
 
     def __bool__(self) -> bool:
         return bool(self.strings)
@@ -38,11 +44,13 @@ class StopStrings:
             tokens: generated tokens.
             before: the prompt, or its end.
         """
-        text = text_of(self.tokenizer, tokens, before)
+        special = next((at for at, token in enumerate(tokens) if token in self._ids), None)
+        text = text_of(self.tokenizer, tokens[:special], before)
         if self._find(text) is None:
-            return len(tokens), text, False
+            return (len(tokens), text, False) if special is None else (special + 1, text, True)
         has_one = lambda count: self._find(text_of(self.tokenizer, tokens[:count], before)) is not None
-        count = 1 + bisect_left(range(1, len(tokens)), True, key=has_one)  # tokens of the shortest prefix with one
+        least = range(1, len(tokens[:special]))
+        count = 1 + bisect_left(least, True, key=has_one)  # tokens of the shortest prefix with one
         text = text_of(self.tokenizer, tokens[:count], before)
         return count, text[: self._find(text)], True
 

@@ -105,6 +105,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
         with scratch(out) as temporary:
             check_room(out, needed)
             yield temporary
+            check_new(out)  # another process may have made it meanwhile
             temporary.rename(out)
     except BaseException as error:
         if _is_disk_full(error):

@@ -143,6 +143,7 @@ class BucketPath(PosixPath):
         return self.write_bytes(data.encode())
 
     def unlink(self, missing_ok: bool = False) -> None:
+        written(self)  # what was appended and still waits is not uploaded
         with self._there() as there:
             there.unlink(missing_ok=missing_ok)
 

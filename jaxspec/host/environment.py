@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -29,10 +30,13 @@ def versions() -> dict[str, str]:
 
 def cache_folder() -> Path:
     """The folder of compiled programs and cost tables: `$JAXSPEC_CACHE`, otherwise `jaxspec` in the user's cache folder
-    (`$XDG_CACHE_HOME` or ~/.cache)."""
+    (`$XDG_CACHE_HOME` or ~/.cache). Without a home folder, as in some containers, it is in the temporary folder."""
     if chosen := os.environ.get("JAXSPEC_CACHE"):
         return to_path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"jaxspec-{os.getuid()}"
 
 
 def peak_memory() -> int:

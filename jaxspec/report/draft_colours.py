@@ -29,14 +29,25 @@ def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bo
 
 
 def coloured_pieces(generation: Generation, tokenizer: Any, rejected: bool, colours: bool) -> list[Text]:
-    """The coloured text in pieces, one or more per round. Further rounds add pieces and change none."""
-    found, before = [], generation.prompt_tokens[-1:]
+    """The coloured text in pieces, one or more per round. Further rounds add pieces and change none.
+
+    A character is in the piece of its last token. A text that a stop string ended ends before that string.
+    """
+    found, before, unfinished, shown = [], generation.prompt_tokens, list[int](), 0
+    left = len(generation.text) if generation.finish_reason == "stop" else None
     for kind, tokens in pieces(generation, rejected):
-        text = tokenizer.decode([*before, *tokens]).removeprefix(tokenizer.decode(before))
-        before = before if kind == "rejected" else tokens[-1:] or before
+        if left == 0:
+            break
         if kind == "rejected":  # its line breaks are not the text's
-            text = re.sub(r"\s*\n\s*", "⏎", text)
-        found.append(Text(text if colours or kind != "rejected" else f"[-{text}-]", STYLES[kind]))
+            text = re.sub(r"\s*\n\s*", "⏎", tokenizer.decode_after([*before, *unfinished], tokens))
+            found.append(Text(text if colours else f"[-{text}-]", STYLES[kind]))
+            continue
+        unfinished = [*unfinished, *tokens]
+        whole = (text := tokenizer.decode_after(before, unfinished)).rstrip("\ufffd")
+        piece = whole[shown:][:left]
+        before, unfinished, shown = (before, unfinished, len(whole)) if text != whole else (unfinished or before, [], 0)
+        left = None if left is None else left - len(piece)
+        found.append(Text(piece, STYLES[kind]))
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.commands import console, main
+from jaxspec.host import buckets
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +52,18 @@ def test_success_and_own_exits_pass_through():
     with pytest.raises(SystemExit) as exit_:
         console.run(lambda: console.fail("enough", 2))
     assert exit_.value.code == 2
+
+
+def test_an_upload_that_fails_at_the_end(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    def lost() -> None:
+        raise OSError(5, "the bucket does not answer", "gs://bucket/log")
+
+    monkeypatch.setattr(buckets, "flush", lost)
+    monkeypatch.setattr(console.os, "dup2", lambda *_: None)
+    with pytest.raises(SystemExit) as exit_:
+        console.run(lambda: None)
+    assert exit_.value.code == 1
+    assert capsys.readouterr().err == "error: gs://bucket/log: the bucket does not answer\n"
 
 
 def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -22,11 +22,11 @@ def main() -> None:
         path = checkpoints.make(Path(folder), layers=1)
         settings = {"max_new_tokens": BUDGETS, "temperature": [0.0, 0.8] * 4, "seed": 2}
         alone = Engine(load(path), METHOD).generate(PROMPTS, **settings, batch_size=1)
-        for data, model, rows in ((2, 2, 2), (4, 1, 1)):
+        for data, model, rows, together in ((2, 2, 2, 4), (4, 1, 1, 2)):  # here two parts of the batch have no text
             engine = Engine(load(path, mesh=make_mesh(data=data, model=model, rows=rows)), METHOD)
-            engine.compile(engine.requests(PROMPTS, **settings), 4)
+            engine.compile(engine.requests(PROMPTS, **settings), together)
             with compilations() as compiled:
-                texts = engine.generate(PROMPTS, **settings, batch_size=4)
+                texts = engine.generate(PROMPTS, **settings, batch_size=together)
             same = [each.tokens for each in texts] == [each.tokens for each in alone]
             found[f"{data}x{model}x{rows}"] = same and not compiled
     print(json.dumps(found))

@@ -24,6 +24,7 @@ from jaxspec.drafters.ngram import Ngram
 from jaxspec.engine import program
 from jaxspec.engine.program import LOOP, Program
 from jaxspec.engine.requests import requests_of
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate.runlog import pieces_of
 from jaxspec.evaluate.runner import compilations
 from jaxspec.host import compilation
@@ -275,6 +276,12 @@ class TestStops:
         (found,) = engine.generate("abcabc", max_new_tokens=40, stop=[stop])
         assert (found.text, found.finish_reason) == (free.text[:end], "stop")
         assert found.history.committed.sum() == len(found.tokens) - 1
+
+    def test_a_special_token_as_a_stop_string(self, model, engine):
+        stops, (c, d) = StopStrings(["</s>", "d"], model.tokenizer), model.tokenizer.encode("cd", False)
+        assert stops.cut([c, 2, d], [1]) == (2, "c", True)
+        assert stops.cut([c, d, 2], [1]) == (2, "c", True)
+        assert stops.cut([c, c], [1]) == (2, "cc", False)
 
     def test_stream_is_the_text(self, engine):
         (whole,) = engine.generate("abcabc", max_new_tokens=40)

@@ -9,6 +9,7 @@ import pytest
 from jaxspec import Engine, load
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
+from jaxspec.engine.scoring import scores
 from tests import checkpoints
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6]]
@@ -36,5 +37,7 @@ def test_where_they_arise(dtype: str, temperature: float, path: Path):
         broken = with_nan_after(model, token)
         with pytest.raises(FloatingPointError, match=f"logits for prompt {which} are not finite in {dtype}"):
             Engine(broken, "ngram+chain").generate(PROMPTS, **how)
+    with pytest.raises(FloatingPointError, match=f"logits for text 1 are not finite in {dtype}"):
+        dict(scores(with_nan_after(model, 9), [([5, 6], [7]), ([9, 8], [7])], 2))
     unread = with_nan_after(model, next(token for token in reversed(range(259)) if token not in used))
     assert [one.tokens for one in Engine(unread, "ngram+chain").generate(PROMPTS, **how)] == texts

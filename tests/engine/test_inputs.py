@@ -5,7 +5,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import jaxtyping
@@ -127,6 +127,9 @@ class TestSettings:
         [
             ({"batch_size": 2.5}, r"batch_size must be a whole number, not 2\.5"),
             ({"stop": [5]}, "a stop string must be text and not empty, not 5"),
+            ({"stop": 5}, "stop must be a string or several, not 5"),
+            ({"sampling": {"temperature": 1}}, "sampling must be a jaxspec.SamplingParams, not "),
+            ({"seed": 1, "seeds": [2]}, "give either seed, .* or seeds"),
             ({"stop": ["a\ud83d"]}, "the stop string .* has a part that is no character"),
             ({"truncate": "right"}, "truncate must be None or \"left\", not 'right'"),
             ({"system": 5, "chat": True}, "system must be text, not 5"),
@@ -137,6 +140,15 @@ class TestSettings:
     def test_others_are_refused(self, engine: Engine, settings: dict[str, Any], says: str) -> None:
         with pytest.raises(ValueError, match=says):
             engine.generate("abc", **settings)
+
+    def test_of_an_engine(self, model: Checkpoint, engine: Engine) -> None:
+        method: Any = 5
+        with pytest.raises(TypeError, match="method must be a name such as"):
+            Engine.calibrated(model, method)
+        with pytest.raises(ValueError, match="loaded already: leave out quantize"):
+            Engine.calibrated(model, "plain", quantize="int8")
+        with pytest.raises(ValueError, match=r"batch_size must be a whole number, not 3\.5"):
+            engine.warmup(batch_size=cast(int, 3.5))
 
 
 class TestPrompts:

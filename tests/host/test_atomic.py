@@ -52,6 +52,18 @@ def test_what_cannot_be_made_is_refused_before_the_work(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_output_that_another_process_made_meanwhile_stays(tmp_path: Path):
+    def both() -> None:
+        with staged(tmp_path / "out", 10) as folder:
+            (folder / "a").write_text("ours")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "config.json").write_text("theirs")
+
+    with pytest.raises(ValueError, match="out exists already"):
+        both()
+    assert [file.read_text() for file in tmp_path.rglob("*") if file.is_file()] == ["theirs"]
+
+
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(path: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(path))

@@ -209,6 +209,12 @@ def test_appended_lines(root: Path, monkeypatch: pytest.MonkeyPatch):
     for number in range(2):
         log.append([{"line": number}])
         assert len(log.lines()) == number + 2
+    monkeypatch.undo()
+    log.append([{"line": 4}])
+    log.path.unlink()
+    buckets.flush()
+    assert not log.path.exists()
+    log.write({"seed": 1}, [])
     with pytest.raises(ValueError, match="seed is 1 there and 2 here"):
         log.read({"seed": 2})
 

@@ -1,5 +1,7 @@
 """Text with its drafts: only drafts that the target rejected are struck out."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,9 @@ class Numbers:
     def decode(self, tokens: list[int]) -> str:
         return "".join(f"<{token}>" for token in tokens)
 
+    def decode_after(self, before: list[int], tokens: list[int]) -> str:
+        return self.decode(tokens)
+
 
 def test_without_colours_rejected_drafts_stand_in_brackets():
     generation = cut([11, 20], 1)
@@ -46,6 +51,27 @@ def test_without_colours_rejected_drafts_stand_in_brackets():
     assert "strike" in str(next(span.style for span in shown.spans if shown.plain[span.start : span.end] == "<12><13>"))
     assert "struck out" in legend(True)
     assert "in brackets" in legend(False)
+
+
+def test_a_text_ends_before_its_stop_string():
+    ended = dataclasses.replace(cut([11, 20], 1), text="<10><1", finish_reason="stop")
+    assert coloured(ended, Numbers(), rejected=True).plain == "<10><1"
+
+
+def test_a_character_of_several_tokens_is_whole():
+    class Bytes(Numbers):
+        def decode_after(self, before: list[int], tokens: list[int]) -> str:
+            return bytes({10: 97, 11: 226, 12: 130, 13: 172, 20: 98}[token] for token in tokens).decode(
+                errors="replace"
+            )
+
+    assert coloured(cut([11, 12, 13, 20], 3), Bytes(), rejected=False).plain == "a€b"
+    assert coloured(cut([11, 12], 2), Bytes(), rejected=False).plain == "a"
+    two = dataclasses.replace(cut([11], 1), tokens=[10, 11, 12, 13, 20])
+    assert two.rounds is not None
+    rounds = [*two.rounds, dataclasses.replace(two.rounds[0], committed=[12, 13, 20])]
+    two = dataclasses.replace(two, rounds=rounds, history=from_rows([[1, 1, 3, 3, 3, 2], [3, 2, 3, 3, 3, 3]]))
+    assert coloured(two, Bytes(), rejected=False).plain == "a€b"
 
 
 def test_rejected_line_breaks_break_no_line():
