@@ -152,6 +152,7 @@ def _unsupported(options: DflashOptions, layers: int) -> dict[str, str | None]:
             (options.draft_vocabulary is not None, "has a draft vocabulary"),
             (any(slides), "has layers with a sliding window"),
             (any(causal), "has causal blocks"),
+            (disorder := head_parts.disorder(options.taps), disorder),
         ),
         "speculators": (
             (True in of_others, "has causal blocks in layers without a sliding window"),

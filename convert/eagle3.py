@@ -69,6 +69,9 @@ def files(head: OwnHead, form: str) -> Files:
             f"the head at {head.path} has no norm before its LM head, which only SpecForge supports; none of the "
             "formats can describe it"
         )
+    by_rule = form == "eagle3" and options.taps == official_taps(head.with_target()[1].model.num_layers)
+    if not by_rule and (disorder := head_parts.disorder(options.taps)):
+        raise CheckpointError(f"the head at {head.path} {disorder}")
     if form == "deepspec":
         arrays = head_parts.with_targets(head, "embedding", "head.kernel")
         summary = f"EAGLE-3 head for {head.target}, which drafts every token"

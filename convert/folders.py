@@ -133,15 +133,20 @@ def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
     """Copies a file from a bucket, or a folder's configs, tokenizer and weights of the first pattern that it has."""
     files = [there]
     if not there.is_file():
-        found, patterns = [*there.iterdir()], (*weights, "*.gguf") if weights else ()
-        first = next((each for each in patterns if any(file.match(each) for file in found)), "")
-        files = [file for file in found if any(file.match(each) for each in _files(first))]
-        place.mkdir()
+        found = buckets.files_under(there) or [*there.iterdir()]  # which raises if there is no such folder
+        patterns = (*weights, "*.gguf") if weights else ()
+        is_like = lambda file, pattern: fnmatch.fnmatch(str(file.relative_to(there)), pattern)
+        at_top = [file for file in found if file.parent == there]
+        first = next((each for each in patterns if any(is_like(file, each) for file in at_top)), "")
+        templates = [file for file in found if is_like(file, "additional_chat_templates/*.jinja")]
+        files = templates + [file for file in at_top if any(is_like(file, each) for each in _files(first))]
+        for folder in {place, *(place / file.relative_to(there).parent for file in files)}:
+            folder.mkdir(parents=True, exist_ok=True)
     sizes = {file: file.stat().st_size for file in files}
     atomic.check_room(place, sum(sizes.values()))
     with progress(f"downloading {there}:", sum(sizes.values()), form=filesize.decimal) as shown:
         for file in files:
-            buckets.download(file, place / file.name if file != there else place, buckets.md5(file))
+            buckets.download(file, place / file.relative_to(there), buckets.md5(file))
             shown.advance(sizes[file])
     return place
 

@@ -128,9 +128,10 @@ def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int],
     if tokens is None:
         return {}, {}
     types = metadata.get(f"{_KEY}token_type", [_NORMAL] * len(tokens) if isinstance(tokens, list) else [])
-    if not isinstance(tokens, list) or not isinstance(types, list) or not len(set(tokens)) == len(tokens) == len(types):
+    # As llama.cpp names empty ones.
+    named = [str(token or f"[EMPTY_{id_}]") for id_, token in enumerate(tokens if isinstance(tokens, list) else ())]
+    if not isinstance(types, list) or not named or not len(set(named)) == len(named) == len(types):
         raise CheckpointError(f"{name} must have different tokens in {_KEY}tokens, and a type of each{_ADVICE}")
-    named = (token or f"[EMPTY_{id_}]" for id_, token in enumerate(tokens))  # as llama.cpp does
     listed = {token: _CONTROL if token in _ENDS else type_ for token, type_ in zip(named, types, strict=True)}
     ids = {"bos": 1, "eos": 2, "unknown": 0} if metadata.get(f"{_KEY}model") == "llama" else {}
     for kind in ("bos", "eos", "eot", "eom", "unknown", "padding"):

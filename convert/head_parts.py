@@ -232,6 +232,13 @@ def listed_layers(values: Mapping[str, Any], key: str, file: Path, ascending: bo
     return tuple(found)
 
 
+def disorder(taps: Sequence[int]) -> str:
+    """Why layers in this order cannot be listed where `listed_layers` has to be ascending; empty if they can."""
+    listed = ", ".join(map(str, taps))
+    ordered = list(taps) == sorted(set(taps))
+    return "" if ordered else f"reads the layers {listed} in this order, where the format has ascending ones"
+
+
 def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
     """An object inside a config, without its nulls; an empty one if absent. Raises CheckpointError unless it is one."""
     found = {} if values.get(key) is None else values[key]

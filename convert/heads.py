@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
@@ -20,7 +19,8 @@ from jaxspec.convert.names import is_kernel
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.transfer import main_dtype, read_back, total_bytes, write_json, write_params, write_tensors
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters import DRAFTERS
+from jaxspec.drafters import DRAFTERS, draft_vocabulary
+from jaxspec.engine.head_weights import abstract_head
 from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 
@@ -137,8 +137,11 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
         target = _target_of(source) if target is None else target
         goal = config_json.read_config(target)
         heads.check_same_shape(source, config.of_target, goal.model)
-    drafter, shape = DRAFTERS[config.drafter](), HeadShape(config.model, config.settings)
-    abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+    try:
+        draft_vocabulary.check(config.settings, config.model.vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {source} {error}") from error
+    abstract = abstract_head(source, DRAFTERS[config.drafter](), HeadShape(config.model, config.settings))
     arrays = read_back(source, parameters.read_shapes(source / "params", abstract), config)
     files = _KINDS[config.drafter].files(OwnHead(source, config, arrays, target, goal, verifier), form)
     maps = draft_maps(config.settings.get("draft_vocabulary"), config.model.vocab_size)

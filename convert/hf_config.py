@@ -44,7 +44,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 # Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)
 _COMMON = {"hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
 _MISTRAL = {**_COMMON, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32, "max_window_layers": 28}
+_QWEN = {**_COMMON, "max_position_embeddings": 32768, "num_key_value_heads": 32, "max_window_layers": 28,
+         "sliding_window": 4096}  # fmt: skip
 _EXPERTS = {"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"}
 _DEFAULTS = {
     "llama": {**_COMMON, "max_position_embeddings": 2048},
@@ -119,7 +120,10 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
         say(f"warning: {source / file} sets {told}, which jaxspec does not apply")
     if values.get("do_sample"):
         options = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # transformers' defaults
-        told = " ".join(f"--{key.replace('_', '-')} {values.get(key) or usual}" for key, usual in options.items())
+        told = " ".join(
+            f"--{key.replace('_', '-')} {usual if values.get(key) is None else values[key]}"
+            for key, usual in options.items()
+        )
         say(f"warning: {source / file} sets do_sample, and jaxspec decodes greedily unless told otherwise: {told}")
     of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
     if generation is not None and (more := [token for token in of(config) if token not in of(generation)]):

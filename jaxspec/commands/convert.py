@@ -115,7 +115,8 @@ def replace_tokenizer(settings: Tokenizer) -> None:
     from jaxspec.convert import folders, meta, tokenizer
 
     with folders.at_hand(settings.src, settings.revision, weights=()) as source:
-        tokenizer.replace(source, settings.path, meta.is_meta(source))
+        from_meta = meta.is_meta(source) and not (source / "tokenizer.json").is_file()
+        tokenizer.replace(source, settings.path, from_meta)
 
 
 def describe(settings: Inspect) -> None:

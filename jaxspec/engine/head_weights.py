@@ -85,7 +85,7 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
         check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
-    head = _abstract(path, drafter, shape, dtype)
+    head = abstract_head(path, drafter, shape, dtype)
     if not isinstance(head, nnx.Module):
         return head
     return _restore(model, path, lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
@@ -116,7 +116,7 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
     return shape
 
 
-def _abstract(path: Path, drafter: Drafter, shape: HeadShape, dtype: jnp.dtype = FLOAT32) -> Any:
+def abstract_head(path: Path, drafter: Drafter, shape: HeadShape, dtype: jnp.dtype = FLOAT32) -> Any:
     """A head of this shape without values. Raises CheckpointError if its settings are not those of such a head."""
     try:
         return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
@@ -165,18 +165,18 @@ def fitted(path: Path, method: Method) -> Method:
     Raises:
         CheckpointError: there is no such head, or it is for another drafter or target.
     """
-    return method if method.head is None else method.fitted(_abstract_head(path, method, method.head))
+    return method if method.head is None else method.fitted(_head_of(path, method, method.head))
 
 
 def estimates(path: Path, method: Method) -> bool:
     """Whether the method's head gives `Drafts.log_accept`. Raises CheckpointError as `fitted`."""
-    return method.head is not None and method.drafter.estimates(_abstract_head(path, method, method.head))
+    return method.head is not None and method.drafter.estimates(_head_of(path, method, method.head))
 
 
-def _abstract_head(path: Path, method: Method, head: str) -> Any:
+def _head_of(path: Path, method: Method, head: str) -> Any:
     target = config_json.read_config(path).model
     folder = find_head(path, head)
-    return _abstract(folder, method.drafter, read_shape(folder, method.drafter, target))
+    return abstract_head(folder, method.drafter, read_shape(folder, method.drafter, target))
 
 
 def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any]) -> None:

@@ -228,7 +228,8 @@ def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
     """Runs in groups that differ in one setting only; of each value the first run."""
     found: dict[str, dict[Any, Run]] = {}
     for run in runs:
-        rest = {name: value for name, value in run.settings.items() if name != key}
+        # `resolved` has costs that were measured for each batch size.
+        rest = {name: value for name, value in run.settings.items() if name not in (key, "resolved")}
         alike = found.setdefault(repr((run.found["device"], run.found["dtype"], rest)), {})
         alike.setdefault(run.settings[key], run)
     return [list(alike.values()) for alike in found.values()]

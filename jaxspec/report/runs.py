@@ -125,6 +125,9 @@ def _conditions(run: Run, runs: Sequence[Run]) -> dict[str, str]:
         "quantize": settings.get("quantize") or "",
         "max_new_tokens": f"{tokens} tokens" if tokens else "",
         "simulate": settings.get("simulate") or "",
+        "mesh": f"mesh {settings['mesh']}" if settings.get("mesh") else "",
+        "top_p": f"top-p {settings['top_p']:g}" if settings.get("top_p", 1) < 1 else "",
+        "top_k": f"top-k {settings['top_k']}" if settings.get("top_k") else "",
     }
 
 

@@ -33,12 +33,14 @@ def upload(folder: Path) -> None:
 def test_a_model_and_its_tokenizer(in_bucket: Bucket, target: Path, tmp_path: Path):
     upload(target / "hf")
     to_path(f"{SOURCE}/notes.bin").write_bytes(b"not downloaded")
+    to_path(f"{SOURCE}/additional_chat_templates/tool_use.jinja").write_bytes(b"t")
     in_bucket.faults = [Fault("^GET .*model.safetensors.*alt=media", "cut")]
     out = tmp_path / "ckpt"
     result = run("llama", SOURCE, out)
     assert result.code == 0, result.err
     assert not in_bucket.faults[0].left
-    assert not [each for each in in_bucket.requests if each.startswith("GET") and "notes.bin" in each]
+    read = [each for each in in_bucket.requests if each.startswith("GET") and "alt=media" in each]
+    assert any("tool_use.jinja" in each for each in read) and not any("notes.bin" in each for each in read)
     both = [parameters.module_to_dict(jaxspec.load(path).target) for path in (out, target / "ckpt")]
     jax.tree.map(np.testing.assert_array_equal, *both)
     assert f"error: {SOURCE} holds no tokenizer that can be read" in run("tokenizer", SOURCE, out).last

@@ -114,3 +114,8 @@ def test_what_cannot_be_read_is_refused_by_name(kind: str, changed: dict[str, An
 def test_a_special_token_outside_the_vocabulary_is_refused(id_: Any):
     with pytest.raises(CheckpointError, match=rf"x\.gguf has tokenizer\.ggml\.eot_token_id {id_}, which is outside"):
         gguf_tokenizer.special_tokens(record_gguf_ids.vocabulary("smollm") | {f"{KEY}eot_token_id": id_}, "x.gguf")
+
+
+def test_empty_tokens_have_names():
+    listed, _ = gguf_tokenizer._vocabulary({f"{KEY}tokens": ["a", "", "", "b"]}, "x.gguf")
+    assert [*listed] == ["a", "[EMPTY_1]", "[EMPTY_2]", "b"]

@@ -14,6 +14,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import hf_config
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
@@ -297,6 +298,14 @@ def test_torch_is_an_extra(copy: Callable[[str], Path], tmp_path: Path, monkeypa
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert "pip install torch" in refused(source, tmp_path / "ckpt")
+
+
+def test_a_window_that_is_not_given_is_transformers(copy: Callable[[str], Path]):
+    config = json.loads((copy("qwen2") / "config.json").read_text())
+    config |= {"use_sliding_window": True, "max_window_layers": 0}
+    config.pop("sliding_window", None)
+    with pytest.raises(CheckpointError, match="sliding_window 4096"):
+        hf_config.to_llama(config)
 
 
 def test_folders(copy: Callable[[str], Path], tmp_path: Path):

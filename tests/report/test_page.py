@@ -253,6 +253,7 @@ def test_a_log_that_was_changed_is_refused(change: dict, runs: list[Path], tmp_p
         ({"dtype": "float32"}, {}, ["float32", "bfloat16"]),
         ({"device": "H100"}, {"device": "H200"}, ["H100", "H200"]),
         ({"quantize": "int8"}, {"quantize": None}, ["int8", ""]),
+        ({"mesh": "model=8"}, {"mesh": None}, ["mesh model=8", ""]),
         ({"max_new_tokens": 40}, {"max_new_tokens": 80}, ["40 tokens", "80 tokens"]),
         (
             {"simulate": "acceptance=1"},
@@ -278,7 +279,9 @@ def test_no_run_is_written_over_another(one: dict, other: dict, distinct: list[s
 def test_batch_sizes_are_compared_on_one_device(tmp_path: Path):
     runs = [(1, "H100"), (4, "H200"), (1, "H200"), (4, "H200")]
     paths = [
-        made_up.write(tmp_path / f"{i}.json", made_up.METHODS[:2], 1, batch_size=size, device=device)
+        made_up.write(
+            tmp_path / f"{i}.json", made_up.METHODS[:2], 1, batch_size=size, device=device, resolved=f"costs {i}"
+        )
         for i, (size, device) in enumerate(runs)
     ]
     groups = papers.same_but(finished.read(paths), "batch_size")
