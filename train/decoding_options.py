@@ -102,7 +102,8 @@ class Calibrator(Decoding):
     """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
     of the drafter's largest probability. both: all of these."""
     length: int = 10
-    """Tokens of a drafted chain. The predictor has separate parameters for the first ten positions."""
+    """Tokens of a drafted chain, at most as many as the head can draft. The predictor has separate parameters for the
+    first ten positions."""
     batch_size: int = 16
     """Texts decoded together."""
     steps: int = 2000
