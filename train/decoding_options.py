@@ -119,6 +119,7 @@ class Calibrator(Decoding):
     def __post_init__(self) -> None:
         counts = ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
+        check_options(self, lambda value: value >= 0, "not be below 0", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,3 +158,4 @@ class SkipSearch(Decoding):
     def __post_init__(self) -> None:
         counts = ("trials", "samples", "prompt_tokens", "max_new_tokens")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
+        check_options(self, lambda value: value >= 0, "not be below 0", "seed")

@@ -211,6 +211,7 @@ def test_each_head_has_its_drafter(target, tmp_path):
     [
         (("--head", "nothing"), "no head 'nothing' under"),
         (("--head", "early-exit", "--samples", 0), "--samples must be at least 1, not 0"),
+        (("--head", "early-exit", "--seed", -1), "--seed must not be below 0, not -1"),
         (("--head", "early-exit", "--samples", 2, "--prompt-tokens", 9999), "lower --prompt-tokens"),
     ],
 )

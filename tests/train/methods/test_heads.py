@@ -174,6 +174,7 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "builtin"), "a head for the builtin target needs --out"),
         (("eagle", "--target", "TARGET", "--noise", -1), "--noise must not be below 0"),
         (("eagle", "--target", "TARGET", "--context", 3), "--context must be at least 4"),
+        (("eagle", "--target", "TARGET", "--out", "."), ". has no name of its own; name the output itself"),
         (("eagle", "--target", "TARGET", "--generated-share", 1), "--generated-share must be between 0 and 1, not 1"),
         (("eagle", "--target", "TARGET", "--open-data", "/nowhere"), "/nowhere is neither a file nor a folder"),
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
