@@ -180,8 +180,11 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
         (("draft-model", "--target", "TARGET", "--layers", 0), "--layers must be at least 1"),
         (("draft-model", "--target", "TARGET", "--hidden-size", 33), "--hidden-size 33 is not a multiple of 8, "),
-        (("eagle", "--target", "TARGET", "--context", 0), "--context must be at least 4, not 0"),
-        (("eagle", "--target", "TARGET", "--context", 999), "--context must be at most 256 for this target, not 999"),
+        (("eagle", "--target", "TARGET", "--context", 0, "--steps", 1), "--context must be at least 4, not 0"),
+        (
+            ("eagle", "--target", "TARGET", "--context", 999, "--steps", 1),
+            "--context must be at most 256 for this target, not 999",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_sentence(arguments, words, target, data, tmp_path):
