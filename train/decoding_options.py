@@ -102,7 +102,8 @@ class Calibrator(Decoding):
     """Inputs of the predictor. hidden: hidden states of target and drafter, as in the paper. top-probability: the log
     of the drafter's largest probability. both: all of these."""
     length: int = 10
-    """Tokens of a drafted chain. The predictor has separate parameters for the first ten positions."""
+    """Tokens of a drafted chain, at most as many as the head can draft. The predictor has separate parameters for the
+    first ten positions."""
     batch_size: int = 16
     """Texts decoded together."""
     steps: int = 2000
@@ -118,6 +119,7 @@ class Calibrator(Decoding):
     def __post_init__(self) -> None:
         counts = ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
+        check_options(self, lambda value: value >= 0, "not be below 0", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,3 +158,4 @@ class SkipSearch(Decoding):
     def __post_init__(self) -> None:
         counts = ("trials", "samples", "prompt_tokens", "max_new_tokens")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
+        check_options(self, lambda value: value >= 0, "not be below 0", "seed")

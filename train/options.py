@@ -40,7 +40,8 @@ class DataMixture(Data):
     """Open text to mix with generated text, given as in --data; --data is then the output of `jaxspec-train generate`,
     of which nothing is held out."""
     generated_share: float = 0.5
-    """With --open-data: share of training windows from generated text. The rest is open text."""
+    """With --open-data: share of training windows from generated text, rounded so that each kind has at least one. The
+    rest is open text."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

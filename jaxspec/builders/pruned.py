@@ -74,8 +74,8 @@ class Pruned(ConfidencePower):
     @property
     def limits(self) -> TreeLimits:
         total = self.total if self.leaf > 0 else MOST
-        worth_it = int(1 / self.cost) if self.cost else self.total
-        most = max(1, min(worth_it, total - 1))
+        worth_it = 1 / self.cost if self.cost else self.total  # may be infinite
+        most = max(1, int(min(worth_it, total - 1)))
         frontier = widest(self.width, self.depth, most)
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=total)
 

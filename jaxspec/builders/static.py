@@ -55,7 +55,8 @@ class Static(TreeBuilder):
         for path in self.paths:
             if len(path) > 1 and path[:-1] not in known:
                 raise ValueError(f"static: path {path} has no parent {path[:-1]} in the tree")
-            integer(f"static: the largest rank in path {path}", max(path), 0, MOST)
+            integer(f"static: the smallest rank in path {path}", min(path), 0)
+            integer(f"static: the largest rank in path {path}", max(path), most=MOST)
 
     @property
     def depth(self) -> int:

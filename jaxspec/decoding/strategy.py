@@ -90,10 +90,10 @@ class CostAware(Strategy):
     def check_costs(self) -> None:
         """Raises ValueError if the table `verify` is not valid."""
         nodes, costs = zip(*self.verify or [(1, 1.0)], strict=True)
-        if list(nodes) != sorted({*nodes}) or not all(0 < cost < float("inf") for cost in costs):
+        if nodes[0] < 1 or list(nodes) != sorted({*nodes}) or not all(0 < cost < float("inf") for cost in costs):
             raise ValueError(
-                f"{self.name}: verify gives each number of nodes once, in rising order, with a cost above 0, as in "
-                f"1:1.0/8:1.9; not {show_ratios(self.verify)}"
+                f"{self.name}: verify gives each number of nodes once, in rising order, from 1 up, with a cost "
+                f"above 0, as in 1:1.0/8:1.9; not {show_ratios(self.verify)}"
             )
 
     @property

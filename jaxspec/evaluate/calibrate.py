@@ -82,7 +82,7 @@ def _asked(settings: Calibrate, path: Path) -> Answers:
     return Answers(
         target=path,
         prompts=settings.prompts,
-        limit=settings.limit or max(QUESTIONS, settings.batch_size),
+        limit=max(QUESTIONS, settings.batch_size) if settings.limit is None else settings.limit,
         sampling=SamplingParams(max_new_tokens=settings.max_new_tokens),
         batch_size=settings.batch_size,
     )

@@ -55,7 +55,10 @@ def parse_shard(text: str) -> Shard:
 
 
 def run(settings: Eval) -> None:
-    """Answers the questions that an earlier run did not answer, writes the results and prints them."""
+    """Answers the questions that an earlier run did not answer, writes the results and prints them.
+
+    Raises ValueError if there are any with `keep_state`, because what controllers had learnt is not stored.
+    """
     check(settings)
     mesh = settings.devices.open(several=True)
     plan = Workload.of(settings)
@@ -72,6 +75,11 @@ def run(settings: Eval) -> None:
         say(f"answers of an earlier run: {len(done)}")
     asked = [(number, sample) for number in numbers for sample in range(settings.samples)]
     left = [key for key in asked if key not in done]
+    if settings.keep_state and done and left:
+        raise ValueError(
+            f"{out} holds the answers of a run that was not finished, and with --keep-state further answers depend on "
+            "what that run had learnt; delete it or choose another --out"
+        )
     began = time.perf_counter()
     with progress("answer", len(asked), len(asked) - len(left)) as shown:
         for line in answered(plan, engine, left, settings):
@@ -266,11 +274,12 @@ class Finished:
 def merge(settings: Merge) -> None:
     """Writes the answers of all shards, as one machine would have, with their results, and prints these.
 
-    Raises ValueError if a shard is missing, given twice, not finished, or belongs to another evaluation.
+    Raises ValueError if a shard is missing, given twice, not finished, or belongs to another evaluation, or an output
+    exists.
     """
     out = settings.out
     check_out(out)
-    for file in (out, out.with_suffix(".json")):
+    for file in (out, out.with_suffix(".json"), out.with_suffix(".samples.jsonl")):
         check_new(file)
     shards = [read_shard(file) for file in settings.merge]
     check_one_evaluation(shards)

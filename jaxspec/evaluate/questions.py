@@ -78,7 +78,7 @@ def _alpaca_turn(values: Values) -> str:
 
 def _mbpp_turn(values: Values) -> str:
     """The prompt of MBPP's paper, which shows the tests: they name the function."""
-    task, tests = values.get("text") or values["prompt"], "\n".join(values["test_list"])
+    task, tests = values.get("text") or values.get("prompt", ""), "\n".join(values["test_list"])
     return (
         f"You are an expert Python programmer, and here is your task: {task} Your code should pass these tests:\n\n"
         f"{tests}\n[BEGIN]"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
-from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.checkpoint.tokenizer import FILES
@@ -103,6 +103,7 @@ def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
 
 
 def weights_sha256(folder: Path) -> str:
-    """SHA-256 of a folder's config.json and stored checksums of parameters, and of those of an acceptance predictor."""
-    files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS)]
+    """SHA-256 of a folder's config.json, stored checksums of parameters, and measured settings of a head (CALIBRATION),
+    and of those of an acceptance predictor."""
+    files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS, CALIBRATION)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()

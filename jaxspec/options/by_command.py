@@ -169,7 +169,8 @@ class Eval(Answers):
 
     When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, in order
     of completion, and is sorted at the end. OUT.json gets tau, tokens per second, and scores where the suite has
-    reference answers. The same command resumes a killed run. To compare and time methods, use `bench`.
+    reference answers. The same command resumes a killed run, except with --keep-state. To compare and time methods, use
+    `bench`.
 
     Or on N machines, each with a --shard I/N; then: jaxspec eval --merge 1.jsonl 2.jsonl --out answers.jsonl
     """

@@ -54,6 +54,9 @@ def parse_cases(text: str) -> list[Case]:
     if kind not in kinds(parse_method(method)):
         raise ValueError(f"--only {text}: {method} has the kinds {', '.join(kinds(parse_method(method)))}")
     ends = [[int(end) for end in part.split("-")] for part in numbers.split(",")]
+    if turned := [each for each in ends if each[0] > each[-1]]:
+        first, last = turned[0]
+        raise ValueError(f"--only {text}: the range {first}-{last} is empty; write {last}-{first}")
     several = dict.fromkeys(number for each in ends for number in range(each[0], min(each[-1] + 1, MOST_NUMBERS)))
     if not several:
         raise ValueError(f"--only {text}: there is no such number; the largest is {MOST_NUMBERS - 1}")

@@ -29,6 +29,8 @@ from jaxspec.verify.exact import measure_noise
 from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
 from jaxspec.verify.workloads import GREEDY, PLAIN, Source
 
+MOST_MINUTES = 10_000_000  # 19 years
+
 
 def run(settings: Verify) -> None:
     """Runs the check, prints and writes the verdict. Exits with 1 if it failed."""
@@ -71,6 +73,7 @@ def run(settings: Verify) -> None:
 def check(settings: Verify) -> None:
     """Raises ValueError for options that are invalid for any model."""
     check_options(settings, lambda value: value >= 0, "be 0 or above", "minutes", "seed")
+    check_options(settings, lambda value: value <= MOST_MINUTES, f"be at most {MOST_MINUTES:,}", "minutes")
     if settings.only is not None and settings.json is not None:
         raise ValueError("--only repeats single cases and writes no --json: leave one of them out")
     if settings.json is not None:

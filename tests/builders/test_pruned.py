@@ -144,6 +144,12 @@ def test_no_level_is_wider_than_what_is_worth_it():
     assert limits(cost=0.1, width=2, depth=3).frontier == 4
 
 
+@pytest.mark.parametrize("leaf", [0.0, 0.01])
+def test_a_cost_of_almost_nothing_is_like_a_small_one(leaf):
+    tiny, small = (Pruned(width=2, depth=3, leaf=leaf, cost=cost) for cost in (1e-310, 1e-5))
+    assert tiny.limits == small.limits
+
+
 def test_its_cost_is_that_of_a_level_wide_enough():
     """Were a level of 4 nodes to cost 0.2, 5 could be worth it; at the cost of 5 nodes, 4 are."""
     table = CostTable(plain=2.0, verify=((1, 2.0),), level=((1, 0.1), (4, 0.4), (8, 0.8)))

@@ -152,11 +152,15 @@ def test_what_can_be_calibrated(model, path):
 
 def test_questions_are_read_before_anything_is_measured(path, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(calibrate, "load", None)
-    command = ["calibrate", "--target", str(path), "--all", "--prompts", str(tmp_path / "none.jsonl")]
-    monkeypatch.setattr("sys.argv", ["jaxspec", *command])
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    assert exit_.value.code == 2 and "none.jsonl cannot be read" in capsys.readouterr().err
+    none = str(tmp_path / "none.jsonl")
+    for option, value, said in (
+        ("--prompts", none, "none.jsonl cannot be read"),
+        ("--limit", "0", "be at least 1, not 0"),
+    ):
+        monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--all", option, value])
+        with pytest.raises(SystemExit) as exit_:
+            main.main()
+        assert exit_.value.code == 2 and said in capsys.readouterr().err
 
 
 def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):

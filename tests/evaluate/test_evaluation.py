@@ -123,6 +123,18 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
     assert out.with_suffix(".json").read_text() == '{"mine": 1}'
 
 
+def test_kept_state_is_not_resumed(model, prompts, tmp_path):
+    out = tmp_path / "out.jsonl"
+    asked = settings(model, prompts, method="plain", keep_state=True, out=out)
+    evaluation.run(asked)
+    evaluation.run(asked)  # nothing is left
+    whole = out.read_text().splitlines(keepends=True)
+    out.write_text("".join(whole[:2]))
+    with pytest.raises(ValueError, match="with --keep-state further answers depend on"):
+        evaluation.run(asked)
+    assert out.read_text() == "".join(whole[:2])
+
+
 def test_several_samples(model, prompts, tmp_path):
     out, sampling = tmp_path / "out.jsonl", SamplingParams(max_new_tokens=12, temperature=1.0, seed=3)
     evaluation.run(settings(model, prompts, out=out, samples=3, sampling=sampling, limit=3))

@@ -39,6 +39,10 @@ RECORDS: list[tuple[dict[str, Any], Question]] = [
         Question((mbpp("Add."),), 11, None, ("def f(): ...\n[DONE]",), suite="mbpp"),
     ),
     (
+        {"text": "", "code": "x", "test_list": ["assert f() == 1", "assert f()"]},
+        Question((mbpp(""),), None, None, ("x\n[DONE]",), suite="mbpp"),
+    ),
+    (
         {
             "task_id": 2,
             "prompt": "Sum.",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoint import checksums
+from jaxspec.checkpoint.heads import CALIBRATION
 from jaxspec.evaluate import run_description
 from jaxspec.evaluate.runlog import RunLog
 from tests.evaluate import tiny
@@ -39,6 +40,12 @@ def test_a_head_that_was_trained_again_is_another(target: Path, tmp_path: Path):
     assert after != before and after["params_sha256"] == before["params_sha256"]
     with pytest.raises(ValueError, match=r"belongs to a run with other settings \(heads_sha256 is"):
         RunLog(tmp_path / "out.jsonl", {"settings": after}, ())
+
+
+def test_a_head_that_was_calibrated_is_another(target: Path):
+    before = weights_of(target)
+    (target / "heads" / "draft-model" / CALIBRATION).write_text('{"temperatures": [2.0]}')
+    assert weights_of(target)["heads_sha256"] != before["heads_sha256"]
 
 
 def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):

@@ -120,6 +120,9 @@ def test_outputs_and_missing_shards(shards: Path):
         evaluation.merge(Merge(merge=(first, shards / "3.jsonl"), out=out))
     with pytest.raises(ValueError, match=r"1\.jsonl exists already"):
         evaluation.merge(Merge(merge=(first,), out=first))
+    (shards / "merged.samples.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"merged\.samples\.jsonl exists already"):
+        evaluation.merge(Merge(merge=tuple(shards / f"{number}.jsonl" for number in (1, 2, 3)), out=out))
     with pytest.raises(ValueError, match=r"--out must name a \.jsonl file"):
         evaluation.merge(Merge(merge=(first,), out=shards / "merged.json"))
 

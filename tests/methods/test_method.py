@@ -88,6 +88,10 @@ def test_resolved_form_is_read_back(text):
         ("ngram+length-ts,prior_beta=inf", "length-ts: prior_beta must be at least 0.01, and finite, not inf"),
         ("ngram+length-ts,cost=-1", "a cost is a number such as 0.05, or measured, not '-1'"),
         ("ngram+length-ts,verify=4:1/2:1", "length-ts: verify gives each number of nodes once, in rising order"),
+        (
+            "ngram+budgeted,verify=0:1/4:1.2",
+            "budgeted: verify gives each number of nodes once, in rising order, from 1",
+        ),
         ("ngram+expected-gain,verify=1:0/2:1", "with a cost above 0, as in 1:1.0/8:1.9; not 1:0.0/2:1"),
         ("ngram+expected-gain,gamma=1", "has no setting 'gamma=1'; write KEY=VALUE with one of: cost, verify"),
     ],

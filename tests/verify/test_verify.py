@@ -162,10 +162,12 @@ def test_what_a_method_raises_is_a_failure(verify: Command, monkeypatch: pytest.
     ("arguments", "says"),
     [
         (("--minutes", "-1"), "minutes must be 0 or above"),
+        (("--minutes", "inf"), "minutes must be at most 10,000,000, not inf"),
         (("--seed", "-1"), "seed must be 0 or above"),
         (("--methods", "foo"), "there is no drafter 'foo'"),
         (("--methods", "eagle"), "no head 'eagle'"),
         (("--only", "plain"), "a case is METHOD/KIND/NUMBER"),
+        (("--only", "plain/greedy/9-3"), "the range 9-3 is empty; write 3-9"),
         (("--only", f"{CHAIN}/sampled/0"), "has the kinds greedy, distribution"),
         (("--only", "plain/greedy/0", "--json", "x.json"), "--only repeats single cases and writes no --json"),
         (("--json", "x.jsonl"), "--json names a file of JSON"),

@@ -13,6 +13,7 @@ from jaxspec.host.atomic import staged
 from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
 from jaxspec.train.data.encoding import encode
+from jaxspec.train.data.records import NoUsableRecordError
 from jaxspec.train.data.sources import Sources, Texts, split
 from jaxspec.train.data.text import Windows, join, take, windows
 from jaxspec.train.hyperparameters import Recipe
@@ -39,26 +40,41 @@ def _sha256(sources: Sources) -> str:
     return digest.hexdigest()
 
 
-def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe) -> None:
+def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, vocab_size: int) -> None:
     """Packs as much text as the steps need into `place`/train, and a fixed amount into `place`/held-out.
 
-    If there are two sources, one that is too small for its share is repeated, and stderr reports how often.
+    If there are two sources, each has at least one window, and one that is too small for its share is repeated, and
+    stderr reports how often. Nothing is held out if no held-out record is usable, which stderr reports, too.
 
-    Raises ValueError if there is no usable text, or a chat format is given and there are no conversations.
+    Raises ValueError if there is no usable text, a token is outside the vocabulary of `vocab_size`, or a chat format is
+    given and there are no conversations.
     """
     if sources.chat_format and sources.chat_args is None:
         raise ValueError("the data holds no conversations, to which --chat-arg and --system apply; leave them out")
+    count = recipe.steps * recipe.batch_size
+    generated = round(count * sources.share)
+    if sources.generated:
+        if count < 2:
+            raise ValueError(
+                "one step with one window cannot mix generated and open text: raise --steps or --batch-size, or leave "
+                "out --open-data"
+            )
+        generated = min(max(generated, 1), count - 1)
 
     def pack(found: Texts, seed: int, count: int) -> Windows:
         order = np.random.default_rng(seed).permutation(len(found))
         encoded = encode(tokenizer, [found[i] for i in order], count * length, sources.strict, sources.chat_format)
-        return take(windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
+        packed = take(windows(encoded, length, tokenizer.eos_token_id or 0), slice(count))
+        if (largest := packed.tokens.max(initial=0)) >= vocab_size:
+            raise ValueError(f"the tokenizer made token {largest} of the text, outside the vocabulary of {vocab_size}")
+        return packed
 
     kept, held_out = split(sources.found)
-    if held_out and (measured := pack(held_out, 0, _EVALUATED)).counted.any():
-        write(place / "held-out", measured)
-    count = recipe.steps * recipe.batch_size
-    generated = round(count * sources.share)
+    try:
+        if held_out and (measured := pack(held_out, 0, _EVALUATED)).counted.any():
+            write(place / "held-out", measured)
+    except NoUsableRecordError as error:
+        say(f"the held-out text is left out: {error}")
     wanted = ((sources.generated, generated), (kept, count - generated))
     packed = [(pack(found, recipe.seed, number), number) for found, number in wanted if number]
     if generated:

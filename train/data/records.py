@@ -37,6 +37,10 @@ _SHOWN = 3  # most bad records in a message
 T = TypeVar("T")
 
 
+class NoUsableRecordError(ValueError):
+    """No record of the data can be used."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Message:
     """One message; its role is `system`, `user` or `assistant`."""
@@ -201,7 +205,7 @@ def _string(what: str, value: Any) -> str:
 def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
     """The usable results. The others are named in one line on stderr; with `strict`, the first raises ValueError.
 
-    Raises ValueError too if none is usable.
+    Raises NoUsableRecordError, a ValueError, if none is usable.
     """
     good: list[T] = []
     bad: list[BadRecord] = []
@@ -218,6 +222,6 @@ def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
     if len(bad) > _SHOWN:
         named += f"; and {len(bad) - _SHOWN} more"
     if not good:
-        raise ValueError(f"none of {len(bad)} records can be used: {named}")
+        raise NoUsableRecordError(f"none of {len(bad)} records can be used: {named}")
     say(f"skipped {len(bad)} of {len(good) + len(bad)} records: {named}")
     return good

@@ -73,6 +73,9 @@ class RecordingDrafter(Drafter):
             committed=jnp.zeros(rounds, jnp.int32),
         )
 
+    def enlarge(self, models: Models, state: Recording, cache_len: int) -> Recording:
+        return dataclasses.replace(state, inner=self.inner.enlarge(models, state.inner, cache_len))
+
     def observe(self, models: Models, state: Recording, committed: Committed) -> Recording:
         # Index `rounds` drops the write: nothing was drafted before a chunk of the prompt.
         at = jnp.arange(len(state.round)), jnp.where(state.drafting, state.round, self.rounds)

@@ -38,11 +38,13 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     """
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = settings.out or default_out(find_head(model.path, settings.head) / FOLDER, "a predictor for a builtin head")
-    drafter, builder = drafter_of(model.path, settings.head), Chain(length=settings.length)
+    drafter = drafter_of(model.path, settings.head)
     requests = greedy_requests(model, settings)
-    weights = load_head(model, Method(drafter, builder, head=settings.head))
-    recording = RecordingDrafter(drafter, settings.length, rounds=settings.max_new_tokens)
-    engine = Engine(model, Method(recording, builder), draft=weights)
+    weights = load_head(model, Method(drafter, Chain(), head=settings.head))
+    drafter = drafter.fitted(weights)
+    length = min(settings.length, drafter.own_levels(weights) or settings.length)
+    recording = RecordingDrafter(drafter, length, rounds=settings.max_new_tokens)
+    engine = Engine(model, Method(recording, Chain(length)), draft=weights)
     typed = as_typed("calibrator", settings) | hashes(model.path, settings.head)
     with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
         found = list(collect(engine, requests, settings.batch_size, run.labels))
@@ -68,6 +70,9 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     Returns:
         the predictor, and its `loss` on `held_out`, the `share` of accepted comparisons there, and `base`, the entropy
         of that share.
+
+    Raises:
+        ValueError: the target accepted all drafts or none, or the loss overflows.
     """
     accepted, compared = np.asarray(labels.accepted), np.asarray(labels.compared)
     if not 0 < accepted[compared].sum() < compared.sum():
@@ -97,6 +102,8 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
         weights, moments = some_steps(weights, moments, rows, labels)
         if (found := float(measure(weights, held_out))) < lowest:
             best, lowest = weights, found
+    if not np.isfinite(lowest):
+        raise ValueError("the loss of the predictor is not finite at any step; lower --learning-rate")
     share = float(np.asarray(held_out.accepted)[np.asarray(held_out.compared)].mean())
     base = -sum(p * np.log(max(p, 1e-9)) for p in (share, 1 - share))
     return best, {"loss": lowest, "share": share, "base": base}
@@ -105,8 +112,8 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
 def loss(weights: AcceptancePredictor, labels: Labels) -> Float[Array, ""]:
     """Mean cross-entropy over the compared drafts."""
     levels = jnp.arange(1, labels.accepted.shape[1] + 1)
-    target, draft, top = map(jnp.asarray, (labels.target_hidden, labels.draft_hidden, labels.log_top))
+    target, draft, compared = map(jnp.asarray, (labels.target_hidden, labels.draft_hidden, labels.compared))
+    top = jnp.where(compared, labels.log_top, 0)  # it may be NaN elsewhere, and the gradient would be too
     logits = jax.vmap(weights, (0, None, 1, 1), 1)(levels, target, draft, top)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, jnp.asarray(labels.accepted).astype(jnp.int32))
-    compared = jnp.asarray(labels.compared)
-    return (each * compared).sum() / jnp.maximum(compared.sum(), 1)
+    return jnp.where(compared, each, 0).sum() / jnp.maximum(compared.sum(), 1)

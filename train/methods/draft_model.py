@@ -10,6 +10,7 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import LM_HEAD
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
@@ -29,14 +30,21 @@ def train(settings: options.DraftModel) -> Llama:
         target = job.target.config.model
         shape = drafter.head_for(target, layers=settings.layers)
         if settings.hidden_size is not None:
+            if settings.hidden_size < 1 or settings.hidden_size % target.head_dim:
+                raise ValueError(
+                    f"--hidden-size {settings.hidden_size} is not a multiple of {target.head_dim}, the width of the "
+                    "target's attention heads"
+                )
             sizes = target.vocab_size, settings.layers, settings.hidden_size, target.head_dim, target.max_length
             small = dataclasses.replace(lm.shape(*sizes), rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
         model = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)
         if shape.model.hidden_size == target.hidden_size:
             say("embedding, final norm and LM head start from the target's")
-            shared = {"embedding", "head.kernel", "norm"} & module_to_dict(model).keys()
-            model = heads.started(model, job.target.target, {name: name for name in shared})
+            sources = {"embedding": "embedding", "norm": "norm", LM_HEAD: heads.lm_head_of(target)}
+            there = module_to_dict(model)  # without an LM head if it is tied
+            shared = {name: source for name, source in sources.items() if name in there}
+            model = heads.started(model, job.target.target, shared)
         config = dataclasses.replace(
             job.target.config, model=shape.model, quantize=None, chat_args=job.sources.chat_args,
             dtype=settings.save_dtype, source_dtype=settings.save_dtype, source_format="jaxspec",

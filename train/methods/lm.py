@@ -106,7 +106,7 @@ def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe)
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, folder / "tokenizer", model.max_length)
         read_again = load_tokenizer(folder / "tokenizer")
-        dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe)
+        dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe, model.vocab_size)
 
 
 def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0) -> Summed:

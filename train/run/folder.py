@@ -66,7 +66,9 @@ def as_typed(name: str, settings: Any) -> dict[str, Any]:
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:
-    """The folder of the run that makes `out`."""
+    """The folder of the run that makes `out`. Raises ValueError if it is to be named after `out`, which has no name."""
+    if chosen is None and not out.name:
+        raise ValueError(f"{out} has no name of its own; name the output itself")
     return chosen or out.with_name(out.name + ".run")
 
 

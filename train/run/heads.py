@@ -98,14 +98,18 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     check_new(job.out)
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so it cannot encode the text")
-    length = min(job.settings.context or LONGEST, target.config.model.usable_length)
+    model, length = target.config.model, job.settings.context
+    if length is None:
+        length = min(LONGEST, model.usable_length)
     if length < 4:
         raise ValueError(f"--context must be at least 4, not {length}")
+    if length > model.usable_length:
+        raise ValueError(f"--context must be at most {model.usable_length} for this target, not {length}")
     if processes.is_first() and is_whole(data):
         dataset.warn_of_changes(data, job.sources)
     elif processes.is_first():
         with staged(data, 0) as folder:
-            dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe)
+            dataset.prepare(folder, target.tokenizer, job.sources, length, job.settings.recipe, model.vocab_size)
     processes.wait()
     return dataset.load(data)
 

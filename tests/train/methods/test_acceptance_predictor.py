@@ -17,13 +17,15 @@ from jaxspec.checkpoint.heads import HeadConfig, write_config, write_head
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
+from jaxspec.decoding.models import Models
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.drafters.dflash import Dflash
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.methods.method import parse_method
 from jaxspec.train.decoding_options import Calibrator
-from jaxspec.train.methods import acceptance_labels, acceptance_predictor
+from jaxspec.train.methods import acceptance_labels, acceptance_predictor, medusa
 from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
@@ -123,6 +125,31 @@ def test_the_top_probability_is_judged_by(inputs: str):
     np.testing.assert_allclose(np.diff(found.top[...])[:, 0], [3, 2], atol=0.8)
 
 
+@pytest.mark.parametrize("windows", [(), (2,)])
+def test_the_drafter_inside_enlarges_its_own_state(windows: tuple[int, ...], target: Path):
+    """A layer with a window keeps its ring."""
+    model, drafter = load(target, "float32"), Dflash(block=4)
+    shape = drafter.head_for(model.config.model, layers=1, block=4, taps=[0], windows=windows)
+    models = Models(target=model.target, draft=drafter.build_head(shape, nnx.Rngs(0)))
+    recording, shapes = RecordingDrafter(drafter, 3, rounds=2), lambda state: jax.tree.map(jnp.shape, state)
+    enlarged = recording.enlarge(models, recording.init(models, 1, 16), 64)
+    assert shapes(enlarged) == shapes(recording.init(models, 1, 64))
+
+
+def test_no_level_is_labelled_that_the_head_does_not_draft(target: Path, tmp_path: Path):
+    """These Medusa heads repeat a token, as the random target does, so whole chains are accepted."""
+    model = load(target, "float32")
+    weights = medusa.initial(model.target, 2)
+    write_head(
+        head := tmp_path / "head", HeadConfig("medusa", model.config.model, "float32", "float32", {"heads": 2}), weights
+    )
+    code, err = command("calibrator", "--target", target, "--head", head, "--out", tmp_path / "out", *SMALL)
+    assert code == 0 and "nan" not in err, err
+    found = [each for file in (tmp_path / "out.run/labels").iterdir() for each in acceptance_labels.read_labels(file)]
+    assert {each.accepted.shape[1] for each in found} == {2}
+    assert any(each.accepted.all(axis=1).any() for each in found)
+
+
 def test_what_was_not_compared_does_not_count():
     labels = made_up(0)
     weights = AcceptancePredictor(5, 4, rngs=nnx.Rngs(0))
@@ -130,6 +157,15 @@ def test_what_was_not_compared_does_not_count():
     flipped = np.where(labels.compared, labels.accepted, ~np.asarray(labels.accepted))
     assert lost(dataclasses.replace(labels, accepted=flipped)) == lost(labels)
     assert lost(dataclasses.replace(labels, accepted=~np.asarray(labels.accepted))) != lost(labels)
+
+
+def test_a_nan_is_ignored_where_nothing_was_compared_and_refused_elsewhere():
+    labels, settings = made_up(0), dataclasses.replace(FITTING, inputs="both", steps=50)
+    unknown = dataclasses.replace(labels, log_top=np.where(labels.compared, labels.log_top, np.nan))
+    assert np.isfinite(acceptance_predictor.fit(unknown, unknown, settings)[1]["loss"])
+    bad = dataclasses.replace(labels, log_top=np.full_like(labels.log_top, np.nan))
+    with pytest.raises(ValueError, match="the loss of the predictor is not finite"):
+        acceptance_predictor.fit(bad, bad, settings)
 
 
 def test_drafts_of_one_kind_are_refused():
@@ -175,6 +211,7 @@ def test_each_head_has_its_drafter(target, tmp_path):
     [
         (("--head", "nothing"), "no head 'nothing' under"),
         (("--head", "early-exit", "--samples", 0), "--samples must be at least 1, not 0"),
+        (("--head", "early-exit", "--seed", -1), "--seed must not be below 0, not -1"),
         (("--head", "early-exit", "--samples", 2, "--prompt-tokens", 9999), "lower --prompt-tokens"),
     ],
 )

@@ -27,6 +27,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import draft_model, lm
 from tests.bucket import NAME, Bucket
+from tests.evaluate import tiny
 from tests.evaluate.tiny import TEMPLATE, checkpoint
 from tests.train.command import QUICK, command, drafts
 
@@ -143,6 +144,17 @@ def test_a_draft_model_is_distilled_and_lies_beside_others(target, data, tmp_pat
     assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
 
 
+def test_a_draft_model_as_wide_as_a_tied_target_starts_from_its_embedding(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny, "MODEL", dataclasses.replace(tiny.MODEL, tie_embeddings=True))
+    path = checkpoint(tmp_path / "ckpt")
+    monkeypatch.setattr(draft_model.heads, "train", lambda job, drafter, shape, model, loss, write: model)
+    settings = options.DraftModel(target=path, hidden_size=32, data=options.DataMixture(data / "a.py"))
+    started = module_to_dict(draft_model.train(settings))
+    embedding = module_to_dict(jaxspec.load(path, "float32").target)["embedding"]
+    np.testing.assert_array_equal(started["embedding"], embedding)
+    np.testing.assert_array_equal(started["head.kernel"], embedding.T)
+
+
 def test_forward_kl_of_the_target_itself_is_zero():
     shape = lm.shape(40, layers=1, hidden_size=16, head_dim=8, context=12)
     model, loss = Llama(shape, rngs=nnx.Rngs(0)), jax.jit(draft_model.loss, static_argnums=(3, 4))
@@ -162,11 +174,17 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "builtin"), "a head for the builtin target needs --out"),
         (("eagle", "--target", "TARGET", "--noise", -1), "--noise must not be below 0"),
         (("eagle", "--target", "TARGET", "--context", 3), "--context must be at least 4"),
+        (("eagle", "--target", "TARGET", "--out", "."), ". has no name of its own; name the output itself"),
         (("eagle", "--target", "TARGET", "--generated-share", 1), "--generated-share must be between 0 and 1, not 1"),
         (("eagle", "--target", "TARGET", "--open-data", "/nowhere"), "/nowhere is neither a file nor a folder"),
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
         (("draft-model", "--target", "TARGET", "--layers", 0), "--layers must be at least 1"),
-        (("draft-model", "--target", "TARGET", "--hidden-size", 33), "--hidden-size 33 is not a multiple"),
+        (("draft-model", "--target", "TARGET", "--hidden-size", 33), "--hidden-size 33 is not a multiple of 8, "),
+        (("eagle", "--target", "TARGET", "--context", 0, "--steps", 1), "--context must be at least 4, not 0"),
+        (
+            ("eagle", "--target", "TARGET", "--context", 999, "--steps", 1),
+            "--context must be at most 256 for this target, not 999",
+        ),
     ],
 )
 def test_bad_input_ends_in_one_sentence(arguments, words, target, data, tmp_path):
