@@ -10,6 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxspec.builders.chain import Chain
+from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
 from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor
 from jaxspec.engine.engine import Engine
@@ -45,7 +46,9 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     length = min(settings.length, drafter.own_levels(weights) or settings.length)
     recording = RecordingDrafter(drafter, length, rounds=settings.max_new_tokens)
     engine = Engine(model, Method(recording, Chain(length)), draft=weights)
-    typed = as_typed("calibrator", settings) | hashes(model.path, settings.head)
+    prompts = fingerprint([np.array(request.tokens, np.int32) for request in requests])
+    decided = hashes(model.path, settings.head) | {"the hash of the prompts": prompts}
+    typed = as_typed("calibrator", settings) | decided
     with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
         found = list(collect(engine, requests, settings.batch_size, run.labels))
         held_out = found[::HELD_OUT] if len(found) > 1 else found

@@ -175,10 +175,12 @@ def test_drafts_of_one_kind_are_refused():
 
 
 def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    whole, torn, text = tmp_path / "whole", tmp_path / "torn", tmp_path / "text.txt"
+    text.write_text("the first of the lines, and the other one\n" * 40)
+    small = (*SMALL, "--data", text)
     shutil.copytree(target, whole)
     shutil.copytree(target, torn)
-    code, err = command("calibrator", "--target", whole, "--head", "early-exit", *SMALL)
+    code, err = command("calibrator", "--target", whole, "--head", "early-exit", *small)
     assert code == 0, err
     place = whole / "heads/early-exit/calibrator"
     assert err.splitlines()[-1].startswith(f"wrote {place}: a predictor for early-exit, loss ")
@@ -188,9 +190,14 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
         patch.setattr(
             acceptance_labels, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0)
         )
-        assert command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)[0] != 0
+        assert command("calibrator", "--target", torn, "--head", "early-exit", *small)[0] != 0
     assert not (torn / "heads/early-exit/calibrator").exists()
-    code, err = command("calibrator", "--target", torn, "--head", "early-exit", *SMALL)
+    before = text.read_text()
+    text.write_text(before.replace("the", "a"))
+    code, err = command("calibrator", "--target", torn, "--head", "early-exit", *small)
+    assert code == 2 and "the hash of the prompts" in err.splitlines()[-1]
+    text.write_text(before)
+    code, err = command("calibrator", "--target", torn, "--head", "early-exit", *small)
     assert code == 0, err
     weights = [jaxspec.Engine(load(path), "early-exit+cali-ts").models.control for path in (whole, torn)]
     first, again = (jax.tree.map(np.asarray, module_to_dict(each)) for each in weights)
