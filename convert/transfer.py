@@ -167,11 +167,21 @@ def _stacked(name: str, parts: list[Tensor]) -> Tensor:
 def read_back(
     source: Path, names: Collection[str], config: CheckpointConfig | heads.HeadConfig
 ) -> dict[str, np.ndarray]:
-    """Parameters in the source's dtype, or each in its own if conversion did not change them."""
+    """Parameters in the source's dtype, or each in its own if conversion did not change them.
+
+    One that was converted to float32 stays so if the source's dtype cannot hold it: the source had it in float32 too.
+    """
     arrays = parameters.read_arrays(source / "params", names)
     if config.dtype == config.source_dtype:
         return arrays
-    return {name: array.astype(config.source_dtype) for name, array in arrays.items()}
+
+    def as_before(array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            narrow = array.astype(config.source_dtype)
+        wide = config.dtype == "float32" and not np.array_equal(narrow.astype(np.float32), array)
+        return array if wide else narrow
+
+    return {name: as_before(array) for name, array in arrays.items()}
 
 
 def write_tensors(file: Path, arrays: Mapping[str, np.ndarray], theirs: Callable[[str], str]) -> Collection[str]:
