@@ -3,8 +3,8 @@
     python benchmarks/papers.py --folder papers --list
     python benchmarks/papers.py --folder papers
 
-They run in the folder, since some read what earlier ones wrote. What a command prints is kept there as NUMBER.txt, and
-`done.jsonl` gets a line with its exit code and time. The same call resumes, without commands that succeeded; `--again`
+They run in the folder, since some read what earlier ones wrote. What a command prints is kept there as NUMBER.txt, the
+results of a benchmark as NUMBER.json, and `done.jsonl` gets a line with its exit code and time. The same call resumes, without commands that succeeded; `--again`
 runs all. One folder holds one commit's run. The exit code is 1 if a command fails.
 """
 
@@ -43,8 +43,14 @@ def needs_builtin_only(command: str) -> bool:
 
 
 def run(command: str, folder: Path, output: Path) -> int:
-    """Runs a command in a folder with this Python's programs; returns its exit code."""
+    """Runs a command in a folder with this Python's programs; returns its exit code.
+
+    Benchmarks write their results beside the output, as .json, unless the command names a file.
+    """
     program, *words = shlex.split(command)
+    option = {"bench": "--json", "sweep": "--out"}.get(words[0])
+    if option and option not in words:
+        words += [option, output.with_suffix(".json").name]
     program = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     with output.open("w", encoding="utf-8") as file:
         file.write(f"$ {command}\n")
