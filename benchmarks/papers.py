@@ -22,6 +22,7 @@ from jaxspec.host.json_lines import LineLog
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "papers.md"
+OUTPUT = {"bench": "--json", "sweep": "--out"}  # the option that names a benchmark's results
 
 
 def commands() -> Iterator[str]:
@@ -42,15 +43,21 @@ def needs_builtin_only(command: str) -> bool:
     return words[0] == "python" or ("--target" in words and words[words.index("--target") + 1] == "builtin")
 
 
+def output_of(command: str) -> str | None:
+    """The file that a benchmark is told to write its results to."""
+    words = shlex.split(command)
+    option = OUTPUT.get(words[1])
+    return words[words.index(option) + 1] if option in words else None
+
+
 def run(command: str, folder: Path, output: Path) -> int:
     """Runs a command in a folder with this Python's programs; returns its exit code.
 
     Benchmarks write their results beside the output, as .json, unless the command names a file.
     """
     program, *words = shlex.split(command)
-    option = {"bench": "--json", "sweep": "--out"}.get(words[0])
-    if option and option not in words:
-        words += [option, output.with_suffix(".json").name]
+    if words[0] in OUTPUT and output_of(command) is None:
+        words += [OUTPUT[words[0]], output.with_suffix(".json").name]
     program = sys.executable if program == "python" else str(Path(sys.executable).parent / program)
     with output.open("w", encoding="utf-8") as file:
         file.write(f"$ {command}\n")

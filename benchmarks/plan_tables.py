@@ -15,9 +15,10 @@ PLAN = (
 
 
 def keep(files: Sequence[Path]) -> None:
-    """Writes results/plans.json with the needed keys of some `jaxspec plan --json`, in this order."""
-    found = [json.loads(file.read_text(encoding="utf-8")) for file in files]
-    lines = ",\n".join(json.dumps({key: plan[key] for key in PLAN}) for plan in found)
+    """Puts the needed keys of some `jaxspec plan --json` into results/plans.json, in place of older plans of the same."""
+    what = lambda plan: (json.dumps(plan["settings"]), json.dumps(plan["device"]["mesh"]))
+    found = {what(plan): plan for plan in [*result("plans"), *(json.loads(file.read_text("utf-8")) for file in files)]}
+    lines = ",\n".join(json.dumps({key: plan[key] for key in PLAN}) for plan in found.values())
     (RESULTS / "plans.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
@@ -56,12 +57,13 @@ def plans() -> str:
         low, high = plan["estimated_speedup"]
         yield f"{low:.2f} to {high:.2f}; {plan['scheduled_speedup']:.2f}" if drafts else "–"
 
-    return markdown(header, ([*cells(plan)] for plan in planned(options=False))) + f"\nMade with {compilers()}.\n"
+    return markdown(header, ([*cells(plan)] for plan in planned("llama-2-70b"))) + f"\nMade with {compilers()}.\n"
 
 
-def planned(options: bool) -> list[dict[str, Any]]:
-    """The kept plans, compiled with or without the options for TPUs."""
-    return [plan for plan in result("plans") if plan["settings"]["tpu_options"] == options]
+def planned(model: str, options: bool = False) -> list[dict[str, Any]]:
+    """The kept plans of a model, compiled with or without the options for TPUs."""
+    settings = {"model": model, "tpu_options": options}
+    return [plan for plan in result("plans") if plan["settings"].items() >= settings.items()]
 
 
 def compilers() -> str:
@@ -72,7 +74,7 @@ def compilers() -> str:
 
 def over_floor(options: bool = False) -> Iterator[tuple[str, float, float]]:
     """What is planned for the v5e, with the upper end of its estimate and the time as scheduled, in floors."""
-    for plan in planned(options):
+    for plan in planned("llama-2-70b", options):
         method, estimated = plan["settings"]["method"], plan["estimated_seconds_per_round"]
         if plan["settings"]["topology"] != "v5e:4x4":
             continue
@@ -104,3 +106,41 @@ def with_options() -> str:
     """The table of estimates over floors without and with the options for TPUs."""
     off, on = ({what: f"{upper:.2f}, {by:.2f}" for what, upper, by in over_floor(options)} for options in (False, True))
     return markdown(("", "without options", "with options"), ([what, off[what], on[what]] for what in on))
+
+
+def of_verification(plan: dict[str, Any]) -> list[str]:
+    """Floor and estimate of a plan's verification in ms, and the estimate over the floor."""
+    floor = plan["floor_seconds"]["verify"]
+    low, high = plan["estimated_seconds_per_round"]["verify"]
+    scheduled = plan["scheduled_seconds_per_round"]["verify"]
+    ms = lambda seconds: f"{1e3 * seconds:.2f}"
+    return [ms(floor), f"{ms(low)} to {ms(high)}", f"{high / floor:.2f}", f"{scheduled / floor:.2f}"]
+
+
+OF_VERIFICATION = ("floor, ms", "estimate, ms", "upper end", "as scheduled")
+
+
+def small_models() -> str:
+    """Verification by smaller models, and with quantised weights."""
+    found = [plan for model in ("llama-2-7b", "llama-3.1-8b") for plan in planned(model)]
+    rows = ([*of_whom(plan), *of_verification(plan)] for plan in found)
+    return markdown(("model", "weights", *OF_VERIFICATION), rows)
+
+
+def of_whom(plan: dict[str, Any]) -> tuple[str, str]:
+    """Model and dtype of its weights."""
+    settings = plan["settings"]
+    return settings["model"], settings["quantize"] or settings["dtype"]
+
+
+def split_rows() -> str:
+    """Verification with the rows of the cache over devices and without."""
+    rows = (
+        [
+            ",".join(f"{axis}={size}" for axis, size in plan["device"]["mesh"].items() if size > 1),
+            f"{plan['bytes_per_chip']['kv'] / 1e9:.2f}",
+            *of_verification(plan),
+        ]
+        for plan in planned("llama-3.1-70b")
+    )
+    return markdown(("`--mesh`", "keys and values, GB of a chip", *OF_VERIFICATION), rows)

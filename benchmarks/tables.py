@@ -2,8 +2,8 @@
 
 A page has a block `<!-- table: NAME -->` … `<!-- end -->` for each table of this file; the text between is replaced.
 With `--check` nothing is written, and the exit code is 1 if a page differs. `--keep RUN.json NAME` first keeps a run of
-`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs; `--plans` keeps those of `jaxspec
-plan --json` in their order.
+`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs; `--plans` those of `jaxspec plan
+--json`, and `--papers` a folder of papers.py.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import plan_tables
+from benchmarks import paper_tables, plan_tables
 from benchmarks.plan_tables import RESULTS, markdown, result
 
 ROOT = RESULTS.parent.parent
 PAGES = (
     *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/large-models.md", "docs/methods.md"),
-    *("docs/verify.md", "jaxspec/builtin/README.md"),
+    *("docs/papers.md", "docs/verify.md", "jaxspec/builtin/README.md"),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
@@ -141,6 +141,20 @@ def builtin_methods() -> str:
         for name, each in methods(run)
     )
     return markdown(["method", "speedup, 95 %", "modelled", "flat", "tau, 95 %", "acceptance", "nodes"], rows)
+
+
+def builtin_tau() -> str:
+    """Tau of chains of 4 drafts of each head."""
+    rows = ([f"`{name}`", with_interval(each, "tau")] for name, each in result("builtin_tau")["methods"].items())
+    return markdown(["method", "tau, 95 %"], (row for row in rows if row[0] != "`plain`"))
+
+
+def n_alpha() -> str:
+    """Acceptance by position of chains of 5 at temperatures 0 and 1."""
+    greedy, sampled = (result("papers")[name]["methods"] for name in ("2", "2.t1"))
+    shown = lambda each: (" ".join(f"{n:.2f}" for n in each["acceptance_by_position"]), with_interval(each, "tau"))
+    rows = ([f"`{name}`", *shown(each), *shown(sampled[name])] for name, each in greedy.items() if name != "plain")
+    return markdown(["method", "T = 0", "tau, 95 %", "T = 1", "tau, 95 %"], rows)
 
 
 def verification_costs() -> str:
@@ -363,6 +377,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "smollm2": smollm2,
     "builtin-methods": builtin_methods,
+    "builtin-tau": builtin_tau,
+    "n-alpha": n_alpha,
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,
     "beside-others": beside_others,
@@ -372,6 +388,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "plans": plan_tables.plans,
     "plans-over-floor": plan_tables.over_floors,
     "plans-with-options": plan_tables.with_options,
+    "plans-of-small-models": plan_tables.small_models,
+    "plans-with-split-rows": plan_tables.split_rows,
     "verify-rounded": verify_rounded,
     "verify-smollm2": verify_smollm2,
     "verify-bfloat16": partial(verify_methods, "bfloat16"),
@@ -380,6 +398,8 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def made(page: str) -> str:
     """The page with its tables made anew. Raises KeyError if it names an unknown table."""
+    if page.startswith("# The papers"):
+        page = paper_tables.filled(page)
     return BLOCK.sub(lambda block: f"{block[1]}{TABLES[block[2]]()}{block[3]}", page)
 
 
@@ -388,11 +408,14 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page differs")
     parser.add_argument("--keep", nargs=2, metavar=("RUN.json", "NAME"), help="keep a run as results/NAME.json first")
     parser.add_argument("--plans", nargs="+", type=Path, metavar="PLAN.json", help="keep these plans first")
+    parser.add_argument("--papers", type=Path, metavar="FOLDER", help="keep these runs first")
     options = parser.parse_args()
     if options.keep:
         keep(Path(options.keep[0]), options.keep[1])
     if options.plans:
         plan_tables.keep(options.plans)
+    if options.papers:
+        paper_tables.keep(options.papers)
     differ = []
     for name in PAGES:
         path = ROOT / name

@@ -65,7 +65,8 @@ def main() -> None:
     asked = parser.parse_args()
     for rows in asked.rows:
         found = compare(asked.target, asked.methods, rows, asked.max_new_tokens, asked.repeats)
-        print(json.dumps({"rows": rows, "tokens_per_second": found}), flush=True)
+        methods = {method: {"tokens_per_second": each} for method, each in found.items()}
+        print(json.dumps({"batch_size": rows, "methods": methods}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python benchmarks/training_cost.py compiled   # at the shapes of LLaMA-2 13B; allocates no arrays
     python benchmarks/training_cost.py seconds    # on the builtin target, the steps taking turns
 
-`compiled` prints the operations of each step and its memory: arguments are the head, the optimizer's state and the
-target, temporaries are what the compiler adds for the step on a CPU. `draft-model` is EDD's vanilla draft model of one
+`compiled` prints the operations of each step (10¹²) and its memory: the head, the optimizer's state and the target, and
+what the compiler adds for the step on a CPU. `draft-model` is EDD's vanilla draft model of one
 layer, and `draft-model-7b` a LLaMA-2 7B, as in the paper.
 """
 
@@ -56,6 +56,7 @@ def steps(model: LlamaConfig, recipe: Recipe) -> dict[str, tuple[Any, Any, Any]]
 
 def compiled(batch: int = 1, length: int = 2048) -> None:
     """Prints operations and gigabytes of each compiled step, from shapes alone."""
+    found: dict[str, dict[str, float]] = {}
     recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
     shape: Any = lambda dtype: jax.ShapeDtypeStruct((batch, length), dtype)
     windows = Windows(tokens=shape(jnp.int32), segment=shape(jnp.int32), counted=shape(bool))
@@ -66,16 +67,15 @@ def compiled(batch: int = 1, length: int = 2048) -> None:
         state = jax.eval_shape(lambda build=build: start(build(), make_optimizer(recipe)))
         program = step.lower(state, frozen, windows).compile()
         memory = program.memory_analysis()
-        cost = {
-            "operations": program.cost_analysis()["flops"],
-            "arguments_gb": memory.argument_size_in_bytes / 1e9,
-            "temporaries_gb": memory.temp_size_in_bytes / 1e9,
+        found[name] = {
+            "tera_operations": program.cost_analysis()["flops"] / 1e12,
+            "gigabytes": (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 1e9,
         }
-        print(json.dumps({name: cost}), flush=True)
+    print(json.dumps({"methods": found}))
 
 
-def seconds(batch: int = 8) -> dict[str, float]:
-    """Median seconds of each step on the builtin target, at its context."""
+def seconds(batch: int = 8) -> None:
+    """Prints the median seconds of each step on the builtin target, at its context."""
     target = load("builtin", "float32")
     model = target.config.model
     recipe = Recipe(steps=10, batch_size=batch, learning_rate=1e-3)
@@ -94,13 +94,13 @@ def seconds(batch: int = 8) -> dict[str, float]:
             state, _ = jax.block_until_ready(step(state, frozen[name], windows))
             samples[name].append(time.perf_counter() - began)
             running[name] = (step, state)
-    return {name: statistics.median(found) for name, found in samples.items()}
+    print(json.dumps({"methods": {name: {"seconds": statistics.median(found)} for name, found in samples.items()}}))
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["compiled"]:
         compiled()
     elif sys.argv[1:] == ["seconds"]:
-        print(json.dumps(seconds(), indent=2))
+        seconds()
     else:
         sys.exit(__doc__)
