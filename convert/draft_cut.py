@@ -70,9 +70,9 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
         fitted["embedding"] = np.pad(table[:rows], [(0, max(0, rows - len(table))), (0, 0)], "edge")
     kept = cut_params(fitted, abstract, drafted, lm_head, quantize)
     whole = config_json.read_config(source) if is_checkpoint(source) else heads.read_config(source)
-    method = whole.method if isinstance(whole, heads.HeadConfig) else None
+    method, width = (whole.method, whole.target_width) if isinstance(whole, heads.HeadConfig) else (None, None)
     kinds = (whole.dtype, whole.source_dtype)
-    config = heads.HeadConfig(drafter.name, model, *kinds, dict(smaller.settings), whole.chat_args, method)
+    config = heads.HeadConfig(drafter.name, model, *kinds, dict(smaller.settings), whole.chat_args, method, width)
     size, before = (sum(array.nbytes for array in arrays.values()) for arrays in (kept, params))
     with staged(out, size) as folder:
         parameters.write_params(folder / "params", kept.items())

@@ -10,6 +10,7 @@ from flax import nnx
 from jaxspec.checkpoint import checksums, config_json, parameters
 from jaxspec.checkpoint.builtin import from_hub, is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointError, check_dtypes, fields_of, to_text
+from jaxspec.host.arguments import integer
 from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 
@@ -29,6 +30,7 @@ class HeadConfig:
     settings: dict[str, Any]  # from which its drafter builds it
     chat_args: dict[str, Any] | None = None  # of the chat template in training; None: unknown, or other text
     method: str | None = None  # to decode with this head where no method is named; None: its drafter's default
+    target_width: int | None = None  # its target's hidden size; None: in the settings, or the model's
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtype, self.source_dtype)
@@ -36,11 +38,13 @@ class HeadConfig:
             raise ValueError(f"settings must be an object, not {self.settings!r}")
         if not isinstance(self.method, str | None):
             raise ValueError(f"method must be a string or null, not {self.method!r}")
+        if self.target_width is not None:
+            integer("target_width", self.target_width, 1)
 
     @property
     def of_target(self) -> LlamaConfig:
         """A shape with the vocabulary and hidden size of its target, whose width may differ from the head's."""
-        width = self.settings.get("target_width") or self.model.hidden_size
+        width = self.target_width or self.settings.get("target_width") or self.model.hidden_size
         return dataclasses.replace(self.model, hidden_size=width)
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -90,21 +91,29 @@ def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str)
 def module_to_dict(module: nnx.Module) -> dict[str, Any]:
     """Dotted name → array (or ShapeDtypeStruct, of an abstract module) of every parameter."""
     values = flatten_mapping(nnx.to_pure_dict(nnx.state(module)))
-    return {name_of(keys): value for keys, value in values.items()}
+    return dict(zip(names_of(values), values.values(), strict=True))
 
 
-def name_of(keys: Sequence[Any]) -> str:
-    """The dotted name on disk of a parameter. There an RMSNorm is one array, and an LM head is called `head`."""
-    names = ["head" if key == "lm_head" else str(key) for key in keys]
-    is_norm = names[-1] == "scale" and names[-2] != "kernel"  # a quantised kernel has a scale too
-    return ".".join(names[:-1] if is_norm else names)
+def names_of(paths: Collection[tuple[Any, ...]]) -> list[str]:
+    """The dotted name on disk of each parameter. There an RMSNorm is one array, and an LM head is called `head`."""
+    below = Counter(path[:end] for path in paths for end in range(len(path) + 1))
+
+    def name(path: tuple[Any, ...]) -> str:
+        is_taken = lambda i: (*path[:i], "head") in below
+        names = ["head" if key == "lm_head" and not is_taken(i) else str(key) for i, key in enumerate(path)]
+        # Not that of a LayerNorm or a quantised kernel, which has other parameters beside it, nor one of the root.
+        is_norm = names[-1] == "scale" and below[path[:-1]] == 1 and len(names) > 1
+        return ".".join(names[:-1] if is_norm else names)
+
+    return list(map(name, paths))
 
 
 def dict_to_module(module: M, values: Mapping[str, Any]) -> M:
     """The module with its parameters taken from `values`, dotted names. Raises CheckpointError if they differ."""
     check_names(module_to_dict(module), values, "the parameters")
     graph, state = nnx.split(module)
-    filled = [(keys, old.replace(values[name_of(keys)])) for keys, old in nnx.to_flat_state(state)]
+    params = dict(nnx.to_flat_state(state))
+    filled = [(path, params[path].replace(values[name])) for path, name in zip(params, names_of(params), strict=True)]
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 

@@ -50,7 +50,7 @@ class Engine:
     compiles early.
 
     Raises:
-        ValueError: there is no such method, or it needs costs.
+        ValueError: there is no such method, or it needs costs, or a loaded model was given with `dtype` and the like.
         CheckpointError: there is no such checkpoint or head.
     """
 
@@ -68,7 +68,7 @@ class Engine:
     ):
         compilation.keep_compilations()
         typed = _parsed(method)  # fails before anything is loaded
-        self.model = model if isinstance(model, Checkpoint) else load(model, dtype, mesh, quantize)
+        self.model = _loaded(model, dtype=dtype, mesh=mesh, quantize=quantize)
         self.method = typed or default_of(self.model).method
         if self.method.needs_costs:
             if costs is None:
@@ -105,10 +105,8 @@ class Engine:
                 be decoded too, but with the decisions for this one.
         """
         compilation.keep_compilations()
-        typed = _parsed(method)
-        if isinstance(model, Checkpoint) and loading:
-            raise ValueError(f"the model is loaded already: leave out {', '.join(loading)}")
-        model = model if isinstance(model, Checkpoint) else load(model, **loading)
+        typed, batch_size = _parsed(method), integer("batch_size", batch_size, 1)
+        model = _loaded(model, **loading)
         if typed is None:
             default = default_of(model, batch_size)
             typed = default.method
@@ -287,3 +285,11 @@ def _parsed(method: str | Method | None) -> Method | None:
     if not isinstance(parsed, Method | None):
         raise TypeError(f"method must be a name such as 'ngram+chain', or a Method, not {parsed!r}")
     return parsed
+
+
+def _loaded(model: Checkpoint | str | Path, **loading: Any) -> Checkpoint:
+    if not isinstance(model, Checkpoint):
+        return load(model, **loading)
+    if given := [name for name, value in loading.items() if value is not None]:
+        raise ValueError(f"the model is loaded already: leave out {', '.join(given)}")
+    return model

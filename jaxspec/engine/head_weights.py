@@ -212,7 +212,8 @@ def head_config(
 ) -> HeadConfig:
     """The `config.json` of a head of this shape. `dtype` is that of its parameters; None for a head without any."""
     kinds = (target.dtype, target.source_dtype) if dtype is None else (dtype, dtype)
-    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args)
+    width = target.model.hidden_size
+    return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args, target_width=width)
 
 
 def _restore(model: Checkpoint, path: Path, make: Any) -> Any:

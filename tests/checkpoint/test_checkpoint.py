@@ -230,6 +230,28 @@ def test_any_module_can_be_saved(tmp_path: Path):
     np.testing.assert_array_equal(found.blocks[1].kernel[...], head.blocks[1].kernel[...])
 
 
+class Normed(nnx.Module):
+    """Its names would not be unique on disk if every scale were an RMSNorm's, and every LM head called `head`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.norm, self.rms_norm = nnx.LayerNorm(3, rngs=rngs), nnx.RMSNorm(3, rngs=rngs)
+        self.lm_head, self.head = nnx.Linear(3, 4, rngs=rngs), nnx.Linear(3, 4, rngs=rngs)
+        self.inner = nnx.Dict(scale=nnx.Param(rngs.normal((3,))), linear=nnx.Linear(3, 4, rngs=rngs))
+
+
+class Scaled(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.scale = nnx.Param(rngs.normal((3,)))
+
+
+@pytest.mark.parametrize("kind", [Normed, Scaled])
+def test_parameters_with_names_of_a_norm_or_lm_head_survive(kind: Any, tmp_path: Path):
+    head = kind(nnx.Rngs(1))
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
+    found = parameters.load_params(tmp_path / "params", nnx.eval_shape(lambda: kind(nnx.Rngs(0))))
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(found), nnx.state(head))
+
+
 def test_heads_are_folders_with_a_config(tmp_path: Path):
     assert config_json.head_names(tmp_path) == ()
     for name in ("medusa", "eagle", "half-written", ".eagle.0123abcd.part"):

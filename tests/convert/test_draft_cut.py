@@ -57,7 +57,8 @@ def made(drafter: Drafter, shape: HeadShape, folder: Path) -> Path:
     """Writes a head whose weights are 0."""
     folder.mkdir(parents=True)
     abstract = nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
-    config = heads.HeadConfig(drafter.name, shape.model, "float32", "float32", dict(shape.settings))
+    width = shape.model.hidden_size
+    config = heads.HeadConfig(drafter.name, shape.model, "float32", "float32", dict(shape.settings), target_width=width)
     heads.write_head(folder, config, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), abstract))
     return folder
 
@@ -128,7 +129,8 @@ def test_a_draft_model_that_is_padded_otherwise(rows: int, tmp_path: Path):
 def test_an_embedding_of_its_own_is_no_lm_head(builtin: loading.Checkpoint, ids: Path, tmp_path: Path):
     shape = Eagle().head_for(builtin.config.model)
     shape = dataclasses.replace(shape, settings={**shape.settings, "own_embedding": True})
-    found = read(cut(made(Eagle(), shape, tmp_path / "eagle"), tmp_path / "out", ids))
+    found = read(out := cut(made(Eagle(), shape, tmp_path / "eagle"), tmp_path / "out", ids))
+    assert heads.read_config(out).target_width == shape.model.hidden_size
     np.testing.assert_array_equal(found["head.kernel"], read(BUILTIN)["head.kernel"][:, KEPT])
 
 

@@ -147,6 +147,10 @@ class TestSettings:
             Engine.calibrated(model, method)
         with pytest.raises(ValueError, match="loaded already: leave out quantize"):
             Engine.calibrated(model, "plain", quantize="int8")
+        with pytest.raises(ValueError, match="loaded already: leave out dtype, quantize"):
+            Engine(model, "plain", dtype="bfloat16", quantize="int8")
+        with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+            Engine.calibrated(model, "plain", batch_size=0)
         with pytest.raises(ValueError, match=r"batch_size must be a whole number, not 3\.5"):
             engine.warmup(batch_size=cast(int, 3.5))
 

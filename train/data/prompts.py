@@ -1,7 +1,7 @@
 """Prompts that a target continues: from a file, or from open data: cut from text, or first turns of conversations."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
-from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, Conversation, Message
+from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, BadRecord, Conversation, Message, usable
 from jaxspec.train.data.text import Document
 from jaxspec.train.decoding_options import Calibrator, SkipSearch
 from jaxspec.train.options import Data
@@ -49,8 +49,8 @@ def load_prompts(
             conversations in random order. Those that are held out, or leave no room for a token, are passed over.
 
     Raises:
-        ValueError: the file cannot be read, the data has no such prompts, a prompt leaves no room for a new token, or
-            the target has no chat template.
+        ValueError: the file cannot be read, the data has no such prompts, a prompt leaves no room for a new token, the
+            target has no chat template, or with `data.strict` the template does not take a conversation.
     """
     if chat and file is None:
         return _first_turns(data, model, count, seed)
@@ -72,21 +72,34 @@ def system_of(chat_format: ChatFormat) -> tuple[Message, ...]:
 def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
     kept, _ = sources.split(sources.read(data))
     conversations = [each for each in kept if isinstance(each, Conversation)]
-    found = []
-    for number in np.random.default_rng(seed).permutation(len(conversations)):
-        messages = conversations[number].messages
-        begin = messages[: [each.role for each in messages].index(ASSISTANT)]
-        (tokens,) = encode([[dataclasses.asdict(each) for each in begin]], model, True, data.format)
-        if len(tokens) < model.config.model.usable_length:
-            found.append(Prompt(tokens, (*system_of(data.format), *begin)))
-        if len(found) == count:
-            break
-    if not found:
+    order = np.random.default_rng(seed).permutation(len(conversations))
+    fitting = _fitting((conversations[number] for number in order), model, data.format, count)
+    if not (found := usable(fitting, data.strict)):
         raise ValueError(
             f"--chat takes the first turns of conversations, and {data.data} has none that fit; leave --chat out for "
             "plain text"
         )
     return found
+
+
+def _fitting(
+    conversations: Iterable[Conversation], model: Checkpoint, chat_format: ChatFormat, count: int
+) -> Iterator[Prompt | BadRecord]:
+    """The first `count` first turns that leave room for a token, and the conversations before that cannot be used."""
+    for each in conversations:
+        begin = each.messages[: [message.role for message in each.messages].index(ASSISTANT)]
+        try:
+            (tokens,) = encode([[dataclasses.asdict(message) for message in begin]], model, True, chat_format)
+        except ValueError as error:
+            if error.__cause__ is None:  # not raised by the template, so it is about the whole run
+                raise
+            yield BadRecord(each.name, f"the chat template does not take it: {' '.join(str(error.__cause__).split())}")
+            continue
+        if len(tokens) < model.config.model.usable_length:
+            yield Prompt(tokens, (*system_of(chat_format), *begin))
+            count -= 1
+        if not count:
+            return
 
 
 def check_room(prompts: Sequence[list[int]], room: int) -> None:

@@ -75,11 +75,13 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
         of that share.
 
     Raises:
-        ValueError: the target accepted all drafts or none, or the loss overflows.
+        ValueError: the target accepted all drafts or none, nothing was compared in `held_out`, or the loss overflows.
     """
     accepted, compared = np.asarray(labels.accepted), np.asarray(labels.compared)
     if not 0 < accepted[compared].sum() < compared.sum():
         raise ValueError("the target accepted all drafts or none, so nothing can be learnt; use more text")
+    if not np.asarray(held_out.compared).any():
+        raise ValueError("no draft was compared in the held-out texts, so nothing can be measured; use more text")
     width, (_, _, narrow) = labels.target_hidden.shape[1], labels.draft_hidden.shape
     random: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
     weights = jax.tree.map(jnp.zeros_like, random)  # it is linear, so it can start from zeros

@@ -36,6 +36,16 @@ def test_lines_of_every_format(tmp_path: Path):
     ]
 
 
+def test_null_is_no_value(tmp_path: Path):
+    """Records of merged data sets have the columns of all."""
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"messages": None, "conversations": None, **GOOD, "complete": None},
+        {"messages": None, "conversations": [HUMAN, GPT], "text": None},
+    )
+    assert records.read(path, strict=True) == [Document("a.jsonl:1", "good"), Conversation("a.jsonl:2", TALK)]
+
+
 def test_a_list_of_every_format(tmp_path: Path):
     path = tmp_path / "all.json"
     path.write_text(

@@ -172,6 +172,9 @@ def test_drafts_of_one_kind_are_refused():
     labels = made_up(0)
     with pytest.raises(ValueError, match="accepted all drafts or none"):
         acceptance_predictor.fit(dataclasses.replace(labels, accepted=np.zeros_like(labels.accepted)), labels, FITTING)
+    nothing = dataclasses.replace(labels, compared=np.zeros_like(labels.compared))
+    with pytest.raises(ValueError, match="no draft was compared in the held-out texts"):
+        acceptance_predictor.fit(labels, nothing, FITTING)
 
 
 def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):

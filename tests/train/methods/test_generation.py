@@ -1,5 +1,6 @@
 """`jaxspec-train generate`: its output, resuming a killed run with the same bytes, and refusals."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -228,6 +229,20 @@ def test_with_chat_it_answers_first_turns(target: Path, model: Checkpoint, tmp_p
     assert [model.tokenizer.decode(each.tokens) for each in again] == [
         f"<user>{line['messages'][0]['content']}<assistant>" for line in written
     ]
+
+
+def test_conversations_that_the_template_refuses_are_bad_records(model: Checkpoint, tmp_path: Path, capsys):
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    given = [{"messages": talk}, {"messages": talk, "system": "be long"}]
+    (tmp_path / "talk.jsonl").write_text("\n".join(map(json.dumps, given)))
+    data = Data(tmp_path / "talk.jsonl", system="be brief")  # a conversation may have no system prompt of its own, too
+    (found,) = load_prompts(None, data, model, 2, 0, seed=0, chat=True)
+    assert model.tokenizer.decode(found.tokens) == "<system>be brief<user>hi<assistant>"
+    assert "skipped 1 of 2 records: talk.jsonl:2: the chat template does not take it" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="jsonl:2: the chat template does not take it"):
+        load_prompts(None, dataclasses.replace(data, strict=True), model, 2, 0, seed=0, chat=True)
+    with pytest.raises(ValueError, match="the chat template reads no argument 'other'"):
+        load_prompts(None, dataclasses.replace(data, chat_arg=("other=1",)), model, 2, 0, seed=0, chat=True)
 
 
 def test_prompts_of_a_file(target: Path, tmp_path: Path):

@@ -18,8 +18,10 @@ from jaxspec.checkpoint.config_json import CheckpointError, read_config
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.convert import heads as published_heads
+from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters.eagle import Eagle
-from jaxspec.engine.head_weights import restore_head
+from jaxspec.drafters.medusa import Medusa
+from jaxspec.engine.head_weights import head_config, read_shape, restore_head
 from jaxspec.host.buckets import to_path
 from jaxspec.model.llama import Llama
 from jaxspec.train import options
@@ -218,3 +220,13 @@ def test_a_head_of_another_target_is_refused(eagle, tmp_path):
     other = lm.shape(300, layers=1, hidden_size=32, head_dim=8, context=12)
     with pytest.raises(CheckpointError, match="a vocabulary of 256, and this target's is 300"):
         heads.check_same_shape(target, config.model, other)
+
+
+def test_a_head_may_be_narrower_than_its_target(target, tmp_path):
+    config = read_config(target)
+    shape = HeadShape(dataclasses.replace(config.model, hidden_size=8), {"heads": 1})
+    heads.write_config(tmp_path, head_config(Medusa(), shape, config, "float32"))
+    assert read_shape(tmp_path, Medusa(), config.model) == shape
+    wide = dataclasses.replace(config.model, hidden_size=999)
+    with pytest.raises(CheckpointError, match=f"a hidden size of {config.model.hidden_size}, and this target's is 999"):
+        read_shape(tmp_path, Medusa(), wide)
