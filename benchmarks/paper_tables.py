@@ -131,7 +131,7 @@ def keep(folder: Path) -> None:
 
 
 def filled(page: str) -> str:
-    """docs/papers.md with its column "ours" made anew. Raises KeyError if a field names an unknown run, key or method."""
+    """docs/papers.md with its column "ours" made anew. Raises KeyError for an unknown run, key or method."""
     runs, typed = result("papers"), dict(enumerate(commands(), 1))
     for name, run in runs.items():
         assert run["command"] == typed[int(name.partition(".")[0])], f"run {name} of papers.json is another command's"

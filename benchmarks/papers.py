@@ -4,8 +4,9 @@
     python benchmarks/papers.py --folder papers
 
 They run in the folder, since some read what earlier ones wrote. What a command prints is kept there as NUMBER.txt, the
-results of a benchmark as NUMBER.json, and `done.jsonl` gets a line with its exit code and time. The same call resumes, without commands that succeeded; `--again`
-runs all. One folder holds one commit's run. The exit code is 1 if a command fails.
+results of a benchmark as NUMBER.json, and `done.jsonl` gets a line with its exit code and time. The same call resumes,
+without commands that succeeded; `--again` runs all. One folder holds one commit's run. The exit code is 1 if a command
+fails.
 """
 
 import argparse

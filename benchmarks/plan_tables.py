@@ -15,7 +15,7 @@ PLAN = (
 
 
 def keep(files: Sequence[Path]) -> None:
-    """Puts the needed keys of some `jaxspec plan --json` into results/plans.json, in place of older plans of the same."""
+    """Puts the needed keys of some `jaxspec plan --json` into results/plans.json; a plan replaces its older one."""
     what = lambda plan: (json.dumps(plan["settings"]), json.dumps(plan["device"]["mesh"]))
     found = {what(plan): plan for plan in [*result("plans"), *(json.loads(file.read_text("utf-8")) for file in files)]}
     lines = ",\n".join(json.dumps({key: plan[key] for key in PLAN}) for plan in found.values())

@@ -51,7 +51,14 @@ _READ = re.compile(
 _NEUTRAL = {"add_sep_token": False, "remove_extra_whitespaces": False}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 # They end an answer, and files name one or two of them. llama.cpp takes them for control tokens in every file.
-_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>"}
+# Those of whole files count too: padding, and the names of a repository and a file.
+_ENDS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>", "<|return|>"),
+    *("<|call|>", "<end_of_turn>", "<end_of_utterance>", "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
+}
+_EOS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ADVICE = "; name a folder with the model's tokenizer: `jaxspec-convert llama SRC OUT --tokenizer FOLDER`"
 
 
@@ -61,7 +68,7 @@ def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises CheckpointError, with the file's `name`, where the vocabulary's lists or ids do not fit together.
     """
     tokens, ids = _vocabulary(metadata, name)
-    eos = [ids[kind] for kind in ("eos", "eot", "eom") if kind in ids]
+    eos = [ids[kind] for kind in _EOS if kind in ids]
     eos += [id_ for id_, token in enumerate(tokens) if token in _ENDS]
     return {"bos": ids.get("bos"), "eos": tuple(dict.fromkeys(eos)), "pad": ids.get("padding")}
 
@@ -105,18 +112,24 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
         **{ours: special[theirs] for ours, theirs in named.items() if theirs in special},
         **{f"add_{end}_token": adds[end] for end in adds},
         "clean_up_tokenization_spaces": False,
-        "chat_template": _templates(metadata, name),
+        "chat_template": _templates(metadata, name, special["bos"] if adds["bos"] else ""),
     }
     return {"tokenizer.json": tokenizer.to_str(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
 
 
-def _templates(metadata: Mapping[str, Any], name: str) -> str | list[dict[str, str]] | None:
-    """The chat template, or the list of all by name if there are several; as in tokenizer_config.json."""
+def _templates(metadata: Mapping[str, Any], name: str, bos: str) -> str | list[dict[str, str]] | None:
+    """The chat template, or the list of all by name if there are several; as in tokenizer_config.json.
+
+    llama.cpp begins a chat with the BOS that the file adds, also where the template has none.
+    """
     first, listed = "tokenizer.chat_template", metadata.get("tokenizer.chat_templates") or []
     found = {"default": metadata[first]} if first in metadata else {}
     found |= {other: metadata.get(f"{first}.{other}") for other in (listed if isinstance(listed, list) else [listed])}
     if wrong := [other for other, text in found.items() if not isinstance(text, str)]:
         raise CheckpointError(f"the chat template {wrong[0]!r} in {name} is not a text{_ADVICE}")
+    if bos:
+        has_bos = lambda text: "bos_token" in text or bos in text
+        found = {other: text if has_bos(text) else "{{ bos_token }}" + text for other, text in found.items()}
     if found.keys() <= {"default"}:
         return found.get("default")
     return [{"name": other, "template": text} for other, text in found.items()]
@@ -134,7 +147,7 @@ def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int],
         raise CheckpointError(f"{name} must have different tokens in {_KEY}tokens, and a type of each{_ADVICE}")
     listed = {token: _CONTROL if token in _ENDS else type_ for token, type_ in zip(named, types, strict=True)}
     ids = {"bos": 1, "eos": 2, "unknown": 0} if metadata.get(f"{_KEY}model") == "llama" else {}
-    for kind in ("bos", "eos", "eot", "eom", "unknown", "padding"):
+    for kind in ("bos", *_EOS, "unknown", "padding"):
         ids |= {kind: metadata[key]} if (key := f"{_KEY}{kind}_token_id") in metadata else {}
         if kind in ids and (not isinstance(ids[kind], int) or not 0 <= ids[kind] < len(tokens)):
             raise CheckpointError(

@@ -133,6 +133,11 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
         )
 
 
+def with_default_ends(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """The config with transformers' BOS and EOS where it has no such key and no generation_config.json replaces it."""
+    return {**({} if kind.startswith("qwen") else {"bos_token_id": 1, "eos_token_id": 2}), **config}
+
+
 def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
     """Special tokens of config.json and generation_config.json, of which all EOS ids count, for `CheckpointConfig`.
 

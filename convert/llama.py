@@ -51,11 +51,11 @@ def convert(
     check_quantization(quantize)
     planned, tensors = plan(source, dtype)
     config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-    tokenizer.check_readable(tokenizer_from or source)
+    tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
     from_meta = planned.source_format == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            kind = tokenizer.bring(tokenizer_from or source, folder, from_meta)
+            kind = tokenizer.bring(tokenizer_from or source, folder, from_meta, tokenizer_from is None)
             config = dataclasses.replace(config, tokenizer_class=kind)
         transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
@@ -119,7 +119,8 @@ def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str
     model, family = hf_config.to_llama(raw), hf_config.family(raw)
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
-    tokens = hf_config.special_tokens(raw, generation or {}, model.vocab_size)
+    ends = raw if generation else hf_config.with_default_ends(raw, family)
+    tokens = hf_config.special_tokens(ends, generation or {}, model.vocab_size)
     hf_config.name_what_is_not_applied(raw, generation, source)
     return model, family, tokens, _unprefixed(open_directory(source) if weights is None else weights, source)
 

@@ -19,15 +19,16 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
 
-def bring(source: Path, folder: Path, from_meta: bool = False) -> str | None:
+def bring(source: Path, folder: Path, from_meta: bool = False, from_gguf: bool = True) -> str | None:
     """Copies the tokenizer of a model in `source` into `folder`, and writes its tokenizer.json if it has none.
 
-    Returns its class (`checkpoint.tokenizer.class_of`); None, with a warning, if there is none that can be read.
+    That of a GGUF file goes before other files, unless `from_gguf` is false. Returns its class
+    (`checkpoint.tokenizer.class_of`); None, with a warning, if there is none that can be read.
     """
     try:
         if from_meta:
             return _convert_meta(source, folder)
-        if (file := gguf.find(source)) is not None:
+        if from_gguf and (file := gguf.find(source)) is not None:
             for name, text in _in_gguf(file).items():
                 (folder / name).write_text(text, encoding="utf-8")
             if has_tokenizer(folder):
@@ -87,11 +88,11 @@ def check_tokenizer(folder: Path) -> None:
         )
 
 
-def check_readable(source: Path) -> None:
+def check_readable(source: Path, from_gguf: bool = True) -> None:
     """Raises CheckpointError if the tokenizer of a folder or GGUF file is not whole, or cannot be read."""
     for file in files(source):
         check_present(file)
-    if (file := gguf.find(source)) is not None:
+    if from_gguf and (file := gguf.find(source)) is not None:
         _in_gguf(file)
     elif (source / "tokenizer.json").is_file():
         load_tokenizer(source)
@@ -128,7 +129,7 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
     file, tokenizer = source / "tokenizer_config.json", load_tokenizer(made)
     if tokenizer is None or not file.is_file():
         return
-    config, added = json.loads(file.read_text(encoding="utf-8")), tokenizer.encode("")
+    config, added = json.loads(file.read_text(encoding="utf-8-sig")), tokenizer.encode("")
     for key, token in (("add_bos_token", tokenizer.bos_token_id), ("add_eos_token", tokenizer.eos_token_id)):
         if isinstance(wanted := config.get(key), bool) and wanted != (token in added):
             say(
@@ -194,6 +195,6 @@ def _write(tokenizer: Any, folder: Path) -> None:
     # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
     (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(pretty=True), encoding="utf-8")
     file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    config = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
     config = {**config, **tokenizer.special_tokens_map, "tokenizer_class": GENERIC}
     file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -93,7 +93,7 @@ def convert(
         source = model.configs(folder)
         planned, tensors = llama.plan(source, dtype, headers(shards))
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-        tokenizer.check_readable(tokenizer_from or source)
+        tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
         about = {"source": model.name, "version": model.version, "dtype": dtype, "quantize": quantize}
         atomic.resume_in_bucket(out, json.dumps(about))
         files = _by_file(tensors, out, dtype, quantize)

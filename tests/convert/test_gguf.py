@@ -176,6 +176,8 @@ def test_another_tokenizer_can_be_named(file: Path, tmp_path: Path):
     run("llama", file, tmp_path / "other")
     assert run("llama", novel, tmp_path / "ckpt", "--tokenizer", tmp_path / "other").code == 0
     assert (tmp_path / "ckpt" / "tokenizer.json").read_bytes() == (tmp_path / "other" / "tokenizer.json").read_bytes()
+    shutil.copy(novel, tmp_path / "other")  # a GGUF file beside the named tokenizer is not read for one
+    assert run("llama", novel, tmp_path / "again", "--tokenizer", tmp_path / "other").code == 0
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def test_named_chat_templates():
     metadata = record_gguf_ids.vocabulary("smollm") | given
     named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
     assert read(metadata)[1]["chat_template"] == named
+    assert read(metadata | {f"{KEY}add_bos_token": True})[1]["chat_template"][1]["template"] == "{{ bos_token }}t"
     with pytest.raises(CheckpointError, match=r"chat template 'tool_use' in .* is not a text"):
         read(metadata | {f"{first}.tool_use": 5})
 
@@ -78,9 +79,10 @@ def test_all_tokens_that_end_an_answer_are_eos():
     for token in ("<|im_end|>", "<|eot_id|>", "<|stop|>"):
         metadata[f"{KEY}tokens"].append(token)
         metadata[f"{KEY}token_type"].append(1)  # some files say that they are normal
-    metadata |= {f"{KEY}eot_token_id": size + 2, f"{KEY}padding_token_id": 7}
+    metadata[f"{KEY}tokens"][5:7] = "<|file_sep|>", "files"
+    metadata |= {f"{KEY}eot_token_id": size + 2, f"{KEY}fim_rep_token_id": 6, f"{KEY}padding_token_id": 7}
     found = gguf_tokenizer.special_tokens(metadata, "x.gguf")
-    assert found == {"bos": size - 4, "eos": (size - 3, size + 2, size, size + 1), "pad": 7}
+    assert found == {"bos": size - 4, "eos": (size - 3, size + 2, 6, 5, size, size + 1), "pad": 7}
     assert read(metadata)[0].encode("12<|im_end|>").ids[-1] == size
 
 

@@ -158,6 +158,17 @@ def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
     assert "names tokens [2] as the end of text" in said
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_absent_ids_are_the_defaults_of_transformers(family: str, tmp_path: Path):
+    hf_models.make(family, tmp_path / "hf")
+    (tmp_path / "hf" / "generation_config.json").unlink(missing_ok=True)
+    values = json.loads((file := tmp_path / "hf" / "config.json").read_text())
+    del values["bos_token_id"], values["eos_token_id"]
+    file.write_text(json.dumps(values))
+    theirs, ours = transformers.AutoConfig.from_pretrained(tmp_path / "hf"), llama.plan(tmp_path / "hf")[0]
+    assert (ours.bos, ours.eos) == (theirs.bos_token_id, (theirs.eos_token_id,) if theirs.eos_token_id else ())
+
+
 def test_a_padding_id_outside_the_vocabulary_stays_in_its_file(tmp_path: Path):
     made = hf_models.make("llama", tmp_path / "hf")
     outside = {"pad_token_id": made.config.vocab_size}

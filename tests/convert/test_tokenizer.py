@@ -192,6 +192,8 @@ def test_decoded_text_that_transformers_would_change_is_named(tmp_path: Path, ca
     words = tokenizers.Tokenizer(tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     for backend, named in ((words, True), (of_bytes(), False)):
         source = write(tmp_path / str(named), backend, {"clean_up_tokenization_spaces": True}, model_type="llama")
+        config = source / "tokenizer_config.json"
+        config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())  # as Windows' editors begin a file
         tokenizer.bring(source, tmp_path)
         assert ("sets clean_up_tokenization_spaces to true and is ignored" in capsys.readouterr().err) == named
 
