@@ -11,6 +11,8 @@ import pytest
 from flax import nnx
 
 import jaxspec
+from jaxspec.builders import BUILDERS, Chain
+from jaxspec.decoding.strategy import Strategy
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.method import parse_method
 from tests.lossless.distribution import FALSE_ALARM, VOCAB, p_value
@@ -90,6 +92,27 @@ def test_a_head_of_random_weights_is_lossless_too(page):
     head = drafter.build_head(drafter.head_for(target.target.config), nnx.Rngs(0))
     target = dataclasses.replace(target, draft={page["Recurrent"]: head})
     assert p_value(speculation(method, False), target, 1.0, 0.8) > FALSE_ALARM
+
+
+def test_settings_of_modules_with_postponed_annotations_are_read(monkeypatch):
+    monkeypatch.setitem(BUILDERS, "mine", Chain)
+    del BUILDERS["mine"]  # so that it is forgotten afterwards
+    text = """from __future__ import annotations
+import dataclasses
+from jaxspec.builders import Chain
+@dataclasses.dataclass(frozen=True)
+class Mine(Chain):
+    name = "mine"
+    most: TYPE = 3"""
+    named: dict[str, Any] = {}
+    exec(text.replace("TYPE", "int"), named)
+    jaxspec.register(named["Mine"])
+    assert str(parse_method("ngram+mine,length=4,most=2")).endswith("most=2+fixed")
+    exec(text.replace("TYPE", "int | None"), named)
+    with pytest.raises(ValueError, match=r"most of mine has the type int \| None, which is not read from text"):
+        jaxspec.register(named["Mine"])
+    with pytest.raises(ValueError, match="is not a class derived from Drafter"):
+        jaxspec.register(Strategy)
 
 
 def test_the_trained_drafter_is_trained_restored_by_name_and_benched(page, registered, tmp_path, monkeypatch):

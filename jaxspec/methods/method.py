@@ -18,7 +18,7 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
 from jaxspec.drafters.history import WithHistory
 from jaxspec.host.arguments import integer
-from jaxspec.methods.settings import build_part, show_settings
+from jaxspec.methods.settings import build_part, check_settings, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
 S = TypeVar("S", bound=Strategy)
@@ -128,13 +128,16 @@ def register(kind: type[S]) -> type[S]:
     """Makes a strategy of one's own available by its name, wherever this process reads methods and heads.
 
     Returns the class, so it can be used as a decorator. A class of the same name is replaced. Raises ValueError if a
-    strategy of jaxspec's has this name.
+    strategy of jaxspec's has this name, the class is no strategy, or a setting's type needs a parser and has none.
     """
+    registries: Any = ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
+    if not (of_kind := [kinds for base, kinds in registries if isinstance(kind, type) and issubclass(kind, base)]):
+        raise ValueError(f"{kind!r} is not a class derived from Drafter, TreeBuilder or Controller")
+    check_settings(kind)
     others = {**DRAFTERS, **BUILDERS, **CONTROLLERS}
     if kind.name in others and others[kind.name].__module__.startswith("jaxspec."):
         raise ValueError(f"a strategy of jaxspec's is named {kind.name!r}; choose another name")
-    registries: Any = ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
-    next(kinds for base, kinds in registries if issubclass(kind, base))[kind.name] = kind
+    of_kind[0][kind.name] = kind
     return kind
 
 

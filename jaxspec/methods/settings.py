@@ -1,7 +1,6 @@
 """Settings of a strategy, between text and values."""
 
 import dataclasses
-import types
 import typing
 from typing import Any
 
@@ -28,17 +27,27 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
     return kind(**values)
 
 
+def check_settings(kind: Any) -> None:
+    """Raises ValueError if a setting of a strategy's class has a type that is not read from text."""
+    types = typing.get_type_hints(kind)
+    for field in settings_of(kind):
+        field.type = types[field.name]  # it is text in a module with `from __future__ import annotations`
+        if "parse" not in field.metadata and field.type not in (bool, int, float, str):
+            raise ValueError(
+                f"setting {field.name} of {kind.name} has the type {field.type}, which is not read from text; give the "
+                'field metadata={"parse": ..., "show": ...}, from text and to text'
+            )
+
+
 def read_value(field: dataclasses.Field, text: str, where: str) -> Any:
     """The value of a strategy's setting, from its text. Raises ValueError that begins with `where`."""
     if parse := field.metadata.get("parse"):
         return parse(text)
-    kind = typing.get_origin(field.type) or field.type
+    kind: Any = typing.get_origin(field.type) or field.type
     if kind is bool:
         if text not in ("true", "false"):
             raise ValueError(f"{where}: write true or false")
         return text == "true"
-    if isinstance(kind, types.UnionType) or kind not in (int, float, str):
-        raise TypeError(f"setting {field.name} of type {field.type} needs a parser")
     try:
         return kind(text)
     except ValueError:
