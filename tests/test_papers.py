@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.paper_tables import TEMPLATES
 from benchmarks.papers import PAGE, ROOT, commands, needs_builtin_only, run
 from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
@@ -47,6 +48,12 @@ def test_every_published_table_is_on_the_page():
         (section,) = (text for title, text in sections.items() if title.startswith(paper))
         for number in re.findall(r"\d+", numbers):
             assert re.search(rf"Tables? (\d+(,| and| to) )*{number}\b", section), source
+
+
+def test_every_template_has_its_row():
+    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+        rows = {cells[0] for line in section.split("\n") if len(cells := line.removeprefix("| ").split(" | ")) == 5}
+        assert rows >= TEMPLATES[section.partition(" (")[0]].keys()
 
 
 def test_what_needs_the_builtin_model_only_is_run(tmp_path: Path):

@@ -141,7 +141,7 @@ def test_links_of_pages_lead_to_files_and_headings():
 def test_measured_numbers_of_pages_are_those_of_the_committed_results():
     for name in tables.PAGES:
         page = (ROOT / name).read_text(encoding="utf-8")
-        assert tables.BLOCK.search(page)
+        assert tables.BLOCK.search(page) or name == "docs/papers.md"
         assert page == tables.made(page), "run: python benchmarks/tables.py"
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
 
