@@ -134,7 +134,7 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
 
 
 def with_default_ends(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The config with transformers' BOS and EOS where it has no such key and no generation_config.json replaces it."""
+    """The config, with transformers' default BOS and EOS ids where it has no such keys."""
     return {**({} if kind.startswith("qwen") else {"bos_token_id": 1, "eos_token_id": 2}), **config}
 
 

@@ -135,7 +135,7 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
             raise ValueError("it is not JSON")
         if not isinstance(value, dict):
             raise ValueError("it is not a JSON object")
-        value = {key: each for key, each in value.items() if each is not None}  # a column that this record has not
+        value = {key: each for key, each in value.items() if each is not None}  # columns of others in a merged data set
         if not isinstance(complete := value.get("complete", True), bool):
             raise ValueError("its value of complete is neither true nor false")
         for key, (role, content) in _CONVERSATIONS.items():
