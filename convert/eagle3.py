@@ -112,6 +112,8 @@ def _deepspec(head: OwnHead, options: Eagle3Options, layer: dict[str, Any]) -> d
     return {
         **head_parts.with_windows(layer, ()), "architectures": ["Qwen3Eagle3Model"], "tie_word_embeddings": False,
         "num_target_layers": head.with_target()[1].model.num_layers, OUTPUTS: [tap - 1 for tap in options.taps],
+        # Its code needs settings of training too; these are its defaults.
+        "ttt_length": 7, "step_loss_decay": 0.8, "draft_num_hidden_layers": 1,
     }  # fmt: skip
 
 

@@ -55,7 +55,10 @@ _TABLE = (  # the first match counts
         tensors=r"(.*\.)?markov_head\.(gate|joint)_proj\..*",
     ),
     Row("dflash", "dspark", "DSparkDraftModel|DSparkSpeculator|Qwen3DSparkModel", "dspark_config"),
-    Row("eagle3", "eagle3", "LlamaForCausalLMEagle3|Eagle3LlamaForCausalLM|Eagle3Speculator|Qwen3Eagle3Model"),
+    Row(
+        *("eagle3", "eagle3"),
+        "LlamaForCausalLMEagle3|Eagle3LlamaForCausalLM|Eagle3Speculator|Eagle3DraftModel|Qwen3Eagle3Model",
+    ),
     Row("dflash", "dflash", "DFlashDraftModel|Qwen3DFlashDraftModel|DFlashSpeculator", "dflash_config"),
     Row("eagle", "", "LlamaForCausalLMEagle|EagleLlamaForCausalLM|EAGLEModel"),
 )
@@ -235,8 +238,9 @@ def read(source: Path, kind: str) -> dict[str, Any]:
             )
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]
-        _refuse_twice([{"rope_theta": described.get("rope_theta")}, *ropes], file)
-        if all(ropes) and ropes[0] != ropes[1]:
+        theta = {"rope_theta": described.get("rope_theta")}
+        _refuse_twice([theta, *ropes], file)
+        if all(ropes) and theta | ropes[0] != theta | ropes[1]:
             raise CheckpointError(
                 f"{file} gives rope_parameters {ropes[0]} and rope_scaling {ropes[1]}, and projects disagree on which "
                 "counts; delete the one that the head's training did not read"

@@ -26,7 +26,7 @@ EAGLE = {
 }  # fmt: skip
 EAGLE3 = {**EAGLE, "draft_vocab_size": DRAFTED}
 EAGLE3_SPECULATORS = {
-    "architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3",
+    "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3",
     "speculators_config": {"algorithm": "eagle3"}, "draft_vocab_size": DRAFTED, "transformer_layer_config": EAGLE,
 }  # fmt: skip
 MODEL_OPTIMIZER = {  # what it writes into `eagle_config` when nothing is set

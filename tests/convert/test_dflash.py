@@ -155,6 +155,7 @@ def test_newer_configs(folder: Path):
     older = ("block_size", "rope_theta", "num_target_layers", "architectures")
     values = {key: value for key, value in DFLASH.items() if key not in older}
     values |= {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    values |= {"rope_theta": 5e5, "rope_scaling": {"type": "default"}}  # as SpecForge writes them, in agreement
     values["dflash_config"] = {**DFLASH["dflash_config"], "block_size": BLOCK}
     source = write(folder / "head", {f"model.{name}": array for name, array in dflash().items()}, values)
     config = imported(folder, source)
