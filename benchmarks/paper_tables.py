@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.papers import commands, output_of
-from benchmarks.plan_tables import RESULTS, result
+from benchmarks.plan_tables import RESULTS, result, with_interval
 
 TEMPLATES = tomllib.loads((Path(__file__).parent / "papers.toml").read_text(encoding="utf-8"))
 RUN = ("device", "dtype", "target_seconds")
@@ -26,10 +26,9 @@ def number(format_: str, values: dict[str, Any], key: str) -> str:
     return format(values[key], format_)
 
 
-def with_interval(values: dict[str, Any], key: str) -> str:
-    """A value and its 95 % interval, such as `3.21 [3.03, 3.38]`."""
-    low, high = values[key]
-    return f"{values[key.removesuffix('_interval')]:.2f} [{low:.2f}, {high:.2f}]"
+def interval(values: dict[str, Any], key: str) -> str:
+    """The value of a key such as `tau_interval`, and its 95 % interval."""
+    return with_interval(values, key.removesuffix("_interval"))
 
 
 def several(format_: str, values: dict[str, Any], key: str) -> str:
@@ -45,7 +44,7 @@ SHOWN: dict[str, Callable[[dict[str, Any], str], str]] = {
     **dict.fromkeys(("tau", "tau_drafted", "flat_speedup", "acceptance_rate"), partial(number, ".2f")),
     **dict.fromkeys(("speedup", "modelled_speedup"), lambda values, key: f"{values[key]:.2f}×"),
     **dict.fromkeys(("nodes_per_round", "tera_operations", "gigabytes"), partial(number, ".1f")),
-    **dict.fromkeys(("tau_interval", "speedup_interval"), with_interval),
+    **dict.fromkeys(("tau_interval", "speedup_interval"), interval),
     "harmonic_mean": lambda values, key: f"{100 * values[key]:.0f}",
     "tokens_per_second": partial(number, ".0f"),
     "acceptance_by_position": partial(several, ".2f"),

@@ -33,6 +33,12 @@ def markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
     return "".join([first, f"|{'---|' * len(header)}\n", *others])
 
 
+def with_interval(values: dict[str, Any], key: str) -> str:
+    """`1.56 [1.44, 1.69]`."""
+    low, high = values[f"{key}_interval"]
+    return f"{values[key]:.2f}" + ("" if low == high else f" [{low:.2f}, {high:.2f}]")
+
+
 def plans() -> str:
     """The table of plans."""
     header = (

@@ -18,7 +18,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import paper_tables, plan_tables
-from benchmarks.plan_tables import RESULTS, markdown, result
+from benchmarks.plan_tables import RESULTS, markdown, result, with_interval
 
 ROOT = RESULTS.parent.parent
 PAGES = (
@@ -52,12 +52,6 @@ def keep(run: Path, name: str) -> None:
     kept = {key: found[key] for key in RUN if key in found}
     kept["methods"] = {method: {key: values[key] for key in METHOD} for method, values in found["methods"].items()}
     (RESULTS / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-
-
-def with_interval(values: dict[str, Any], key: str) -> str:
-    """`1.56 [1.44, 1.69]`."""
-    low, high = values[f"{key}_interval"]
-    return f"{values[key]:.2f}" + ("" if low == high else f" [{low:.2f}, {high:.2f}]")
 
 
 def methods(run: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
