@@ -1,7 +1,6 @@
 """EAGLE-3 heads in their published layouts, which agree on the tensors, but not on the meaning of settings.
 
-There are two conventions for the tapped layers and two meanings of `norm_output`, and no file names its own: see
-`_read_taps` and `_norms`.
+There are two conventions for the tapped layers, and no file names its own: see `_read_taps`.
 """
 
 import dataclasses
@@ -33,8 +32,6 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     found = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
-    if not norms["final_norm"] and found.pop("norm.weight", None) is not None:
-        say(f"{source} has norm_output false, so its norm.weight is unused and left out")
     if "lm_head.weight" not in found:
         raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
     mask = head_parts.read_draft_vocabulary(raw, found, model.vocab_size, source)
@@ -64,11 +61,6 @@ def files(head: OwnHead, form: str) -> Files:
     See `heads.export`.
     """
     options, layer = Eagle3Options.from_settings(head.config.settings), head_parts.as_llama(head)
-    if not options.final_norm:
-        raise CheckpointError(
-            f"the head at {head.path} has no norm before its LM head, which only SpecForge supports; none of the "
-            "formats can describe it"
-        )
     by_rule = form == "eagle3" and options.taps == official_taps(head.with_target()[1].model.num_layers)
     if not by_rule and (disorder := head_parts.disorder(options.taps)):
         raise CheckpointError(f"the head at {head.path} {disorder}")
@@ -77,8 +69,8 @@ def files(head: OwnHead, form: str) -> Files:
         summary = f"EAGLE-3 head for {head.target}, which drafts every token"
         return Files(_deepspec(head, options, layer), arrays, _published("layers.0", options.tap_norm), summary)
     arrays = head_parts.with_targets(head, "head.kernel")
-    # `norm_output` is left to the layouts, because projects that read the official one disagree on it. Defaults of the
-    # others differ, so every flag is written.
+    # The projects' defaults differ, so every flag is written, but for `norm_output` in EAGLE's own layout: SpecForge
+    # read it in two ways, and takes the same default in both.
     values: dict[str, Any] = {
         "norm_before_residual": options.norm_before_residual,
         "norm_before_fc": options.tap_norm == "all",
@@ -215,8 +207,8 @@ def _read_taps(raw: Mapping[str, Any], source: Path, override: Sequence[int] | N
 def _norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """The settings of `Eagle3Options` about norms.
 
-    In speculators and vLLM, `norm_output` means that the final norm's output is fed back. In SpecForge it means that
-    there is a norm before the LM head, and its default is true.
+    `norm_output` means that the output of the norm before the LM head is fed back, as in EAGLE-3.1. SpecForge gave it
+    another meaning between its pull requests 568 (May 2026) and 879 (September 2026), and no file tells them apart.
     """
     file = source / "config.json"
     given = {**raw, **section(raw, "eagle_config", file)}
@@ -224,11 +216,15 @@ def _norms(raw: Mapping[str, Any], source: Path) -> dict[str, Any]:
         boolean(given, name, file)
     if given.get("norm_before_fc") and given.get("fc_norm"):
         raise CheckpointError(f"{file} sets both norm_before_fc and fc_norm, which exclude each other")
-    fed_back = head_parts.is_speculators(raw)
-    output = given.get("norm_output")
+    fed_back = bool(given.get("norm_output"))
+    if fed_back and not head_parts.is_speculators(raw):
+        say(
+            f"warning: norm_output of {file} is read as in SGLang, vLLM and SpecForge since its pull request 879: each "
+            "level reads the normed output of the level before. If an earlier SpecForge trained this head, remove "
+            "norm_output and convert it again"
+        )
     return {
         "tap_norm": "all" if given.get("norm_before_fc") else "each" if given.get("fc_norm") else "none",
         "norm_before_residual": bool(given.get("norm_before_residual")),
-        "final_norm": fed_back or output is not False,
-        "returns_normed": fed_back and bool(output),
+        "returns_normed": fed_back,
     }

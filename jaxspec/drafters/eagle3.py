@@ -39,11 +39,10 @@ class Eagle3Options:
     tap_norm: TapNorm = "none"
     """RMSNorm of the taps before fusion: of each, or of all as one vector (`fc_norm`, `norm_before_fc`)."""
     norm_before_residual: bool = False  # the residual stream starts with the normed feature, not with the feature
-    final_norm: bool = True  # there is an RMSNorm before the LM head
     own_head: bool = True  # it has its own LM head instead of the target's; with a draft vocabulary always
     target_width: int | None = None  # width of the target's hidden states; None: the head's own
     window: int = 0  # positions that a pair sees, its own included; 0: all
-    returns_normed: bool = False  # the next feature is that norm's output (`norm_output` of speculators and vLLM)
+    returns_normed: bool = False  # the next feature is the output of the norm before the LM head (`norm_output`)
 
     def __post_init__(self) -> None:
         if not self.taps:
@@ -51,13 +50,12 @@ class Eagle3Options:
         if self.target_width is not None and not self.own_embedding:
             raise ValueError("an EAGLE-3 head of another width than its target needs an embedding of its own")
         integer("window", self.window, 0)
-        if self.returns_normed and not self.final_norm:
-            raise ValueError("a head without a final norm cannot feed back that norm's output")
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Eagle3Options":
         """The options in `HeadShape.settings`, where taps are a list, as in JSON."""
-        return cls(**{**settings, "taps": tuple(settings["taps"])})
+        kept = {name: value for name, value in settings.items() if name != "final_norm"}  # in earlier heads
+        return cls(**{**kept, "taps": tuple(settings["taps"])})
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -82,7 +80,7 @@ class Eagle3Head(nnx.Module):
         self.fc = Linear(rngs, (count * tapped, width), ("input", "embed"), bias=False, dtype=dtype)
         self.feature_norm = norm(width)
         self.layer = Layer(rngs, config, dtype, attention_reads=2 * width)
-        self.norm = norm(width) if options.final_norm else None
+        self.norm = norm(width)
         mask, vocab = options.draft_vocabulary, config.vocab_size
         own = options.own_head or mask is not None
         self.lm_head = draft_vocabulary.build_lm_head(width, mask, vocab, rngs, dtype) if own else None
@@ -122,14 +120,11 @@ class Eagle3Head(nnx.Module):
         mixed, kept = self.layer.attention(pair, angles, attend)
         stream = normed if self.options.norm_before_residual else features
         out = self.layer.mlp_block(constrain(stream + mixed, *STREAM)).astype(features.dtype)
-        return self._normed(out) if self.options.returns_normed else out, kept
+        return self.norm(out) if self.options.returns_normed else out, kept
 
     def logits(self, target: Llama, features: Float[Array, "*B D"]) -> Float[Array, "*B C"]:
         """Logits over the draft vocabulary, float32, from predicted features."""
-        return target.logits(features if self.options.returns_normed else self._normed(features), self.lm_head)
-
-    def _normed(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
-        return x if self.norm is None else self.norm(x)
+        return target.logits(features if self.options.returns_normed else self.norm(features), self.lm_head)
 
 
 def narrowed(layer: LlamaConfig, width: int) -> LlamaConfig:

@@ -99,23 +99,19 @@ def test_official_taps(layers: int, taps: tuple[int, ...]):
 def test_norms(flags: dict, made: dict, expected: dict, official: bool, folder: Path):
     values = {**(EAGLE3 if official else EAGLE3_SPECULATORS), **flags}
     config = imported(folder, write(folder / "head", eagle3(**made), values))
-    plain = {"tap_norm": "none", "norm_before_residual": False, "final_norm": True, "returns_normed": False}
+    plain = {"tap_norm": "none", "norm_before_residual": False, "returns_normed": False}
     assert {name: config.settings[name] for name in plain} == {**plain, **expected}
 
 
 @pytest.mark.parametrize(
-    ("values", "final_norm", "returns_normed"),
-    [
-        ({**EAGLE3_SPECULATORS, "norm_output": True}, True, True),
-        ({**EAGLE3_SPECULATORS, "norm_output": False}, True, False),
-        ({**EAGLE3, "norm_output": True}, True, False),
-        ({**EAGLE3, "norm_output": False}, False, False),
-    ],
+    ("values", "warned"),
+    [(EAGLE3_SPECULATORS, False), (EAGLE3, True), ({**EAGLE3, "eagle_config": {}}, True)],
 )
-def test_norm_output_means_what_its_writer_meant(values: dict, final_norm: bool, returns_normed: bool, folder: Path):
-    settings = imported(folder, write(folder / "head", eagle3(), values)).settings
-    assert (settings["final_norm"], settings["returns_normed"]) == (final_norm, returns_normed)
-    assert ("norm" in parameters.read_shapes(folder / HEAD / "params")) == final_norm
+@pytest.mark.parametrize("fed_back", [True, False])
+def test_norm_output_feeds_the_normed_output_back(values: dict, warned: bool, fed_back: bool, folder: Path):
+    text = said(folder, write(folder / "head", eagle3(), {**values, "norm_output": fed_back}))
+    assert heads.read_head(folder / HEAD, "eagle3").settings["returns_normed"] == fed_back
+    assert ("pull request 879" in text) == (warned and fed_back)
 
 
 def test_embedding(folder: Path):

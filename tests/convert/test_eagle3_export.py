@@ -136,8 +136,6 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
         ("eagle3", {"taps": [1, 2]}, "reads 2 layers of the target and not three"),
         ("eagle3", {"taps": [5, 2, 4]}, "reads the layers 5, 2, 4 in this order"),
         ("speculators", {"taps": [5, 2, 4]}, "reads the layers 5, 2, 4 in this order"),
-        ("eagle3", {"final_norm": False}, "has no norm before its LM head"),
-        ("speculators", {"final_norm": False}, "has no norm before its LM head"),
         ("speculators", {"of_model": {"qk_norm": True, "mlp_bias": True}}, "and has biases of the MLP"),
     ],
 )

@@ -57,7 +57,6 @@ class Case:
     taps: tuple[int, ...] = (2, 4, 5)
     tap_norm: str = "none"
     normed_residual: bool = False
-    final_norm: bool = True
     fed_back_normed: bool = False
     window: int = 10**6
 
@@ -81,10 +80,10 @@ CASES = {
         window=4,
     ),
     "fc_norm": Case({**EAGLE3, "fc_norm": True}, {"tap_norm": "each", "qk_norm": True}, tap_norm="each"),
-    "no final norm": Case(
-        {**EAGLE3, "norm_output": False, "draft_vocab_size": VOCABULARY},
+    "norm_output": Case(
+        {**EAGLE3, "norm_output": True, "draft_vocab_size": VOCABULARY},
         {"embedding": None, **WHOLE},
-        final_norm=False,
+        fed_back_normed=True,
     ),
     "speculators": Case(
         {
@@ -149,7 +148,7 @@ def expected(setup: Setup, count: int, path: list[int]) -> np.ndarray:
     tokens, features = setup.tokens[1:count], fused(setup, count - 1)
     for token in [*path, None]:
         out = layer(setup, tokens, features)[-1:]
-        normed = rms(out, setup.found["norm.weight"]) if setup.case.final_norm else out
+        normed = rms(out, setup.found["norm.weight"])
         if token is None:
             break
         features = np.concatenate([features, normed if setup.case.fed_back_normed else out])

@@ -67,9 +67,8 @@ KINDS: dict[str, Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]]] = 
                 "taps": "2, 4, 5",
                 "layer.attention.q.kernel": "[64, 32]",
                 "draft vocabulary": f"{DRAFTED} of {VOCABULARY}",
-                "final norm": "yes",
             },
-            ["draft vocabulary", "tap norm", "final norm", "attention heads", "vocabulary", "parameters"],
+            ["draft vocabulary", "tap norm", "attention heads", "vocabulary", "parameters"],
         ),
         (
             "dflash",
