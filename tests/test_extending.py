@@ -115,6 +115,32 @@ class Mine(Chain):
         jaxspec.register(Strategy)
 
 
+@pytest.mark.parametrize(
+    ("base", "fields", "words"),
+    [
+        ("Chain", {"name": "ngram"}, "jaxspec.drafters.ngram has a strategy named 'ngram'"),
+        ("Chain", {"name": "a+b"}, "needs a `name` of letters, digits"),
+        ("Chain", {"name": None}, "needs a `name` of letters, digits"),
+        ("Drafter", {}, "is not a dataclass"),
+        ("Ngram", {"name": "mine", "count": dataclasses.field(kw_only=True)}, "setting count of mine has no default"),
+    ],
+)
+def test_a_strategy_that_no_method_could_name_is_refused(base: str, fields: dict[str, Any], words: str):
+    bases = {"Chain": Chain, "Drafter": jaxspec.Drafter, "Ngram": DRAFTERS["ngram"]}
+    annotations = {name: int for name in fields if name != "name"}
+    kind = type("Mine", (bases[base],), {**fields, "__annotations__": annotations})
+    with pytest.raises(ValueError, match=re.escape(words)):
+        jaxspec.register(kind if base == "Drafter" else dataclasses.dataclass(frozen=True)(kind))
+
+
+def test_a_chain_of_ones_own_stays_with_a_block_drafter():
+    mine = dataclasses.dataclass(frozen=True)(type("Mine", (Chain,), {"name": "mine"}))
+    method = dataclasses.replace(parse_method("dflash,block=4+chain"), builder=mine(length=9))
+    shape = method.drafter.head_for(models(11).target.config)
+    head = nnx.eval_shape(lambda: method.drafter.build_head(shape, nnx.Rngs(0)))
+    assert method.fitted(head).builder == mine(length=3)
+
+
 def test_the_trained_drafter_is_trained_restored_by_name_and_benched(page, registered, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, (train, use) = dict(page), BLOCKS[TRAINED.stop :]

@@ -15,7 +15,7 @@ from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import empty_trace, no_rounds
-from jaxspec.decoding.sampling import Sampling
+from jaxspec.decoding.sampling import Sampling, row_key
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.host.processes import fetch, put
 from jaxspec.model import kv_cache
@@ -129,7 +129,7 @@ def new_state(
         limit=limit,
         done=done,
         finite=jnp.ones_like(done),
-        keys=jax.vmap(lambda seed, index: jax.random.fold_in(jax.random.key(seed), index))(seed, index),
+        keys=jax.vmap(row_key)(seed, index),
         eos=eos,
         sampling=Sampling(**sampling),
         cache=kv_cache.allocate(config, batch, cache_len, dtype),

@@ -1,6 +1,7 @@
 """From logits to the distribution that tokens are drawn from. All sampling parameters are applied here."""
 
 import dataclasses
+from typing import Any
 
 import chex
 import jax
@@ -58,6 +59,14 @@ def never_greedy(sampling: Sampling) -> Sampling:
     Drafting may use any q.
     """
     return dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
+
+
+def row_key(seed: Any, index: Any) -> Key[Array, ""]:
+    """The key of a text, from the seed and its place in the call.
+
+    It is of Threefry, whatever JAX's default is: `rbg` takes the noise of all rows under `vmap` from the first's key.
+    """
+    return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index)
 
 
 def fold(keys: Key[Array, " B"], data: Int[Array, " B"] | Int[Array, ""] | int) -> Key[Array, " B"]:

@@ -59,7 +59,7 @@ def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -
     return rounds
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # arrays have no truth value
 class Generation:
     """One prompt's result.
 

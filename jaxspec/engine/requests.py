@@ -84,14 +84,14 @@ def _unpacked(prompt: Any) -> Any:
 
 def _is_one(prompts: Any) -> bool:
     """Whether this is a single prompt (text, token ids, or one conversation), or not a sequence at all."""
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes | bytearray) or not isinstance(prompts, Sequence):
         return True
     return len(prompts) > 0 and not isinstance(_unpacked(prompts[0]), Sequence)
 
 
 def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_format: ChatFormat) -> list[int]:
     tokenizer, vocab_size = model.tokenizer, model.config.model.vocab_size
-    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise ValueError(
             f"prompt {index} must be text (str), a list of token ids or chat messages, not {type(prompt).__name__}"
         )

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+UTF8_BYTES = 4  # of the longest character
+
 
 class StopStrings:
     """Strings that end a text at their first occurrence. Its truth value is false without any string.
@@ -45,14 +47,25 @@ class StopStrings:
             before: the prompt, or its end.
         """
         special = next((at for at, token in enumerate(tokens) if token in self._ids), None)
-        text = text_of(self.tokenizer, tokens[:special], before)
-        if self._find(text) is None:
+        ordinary = tokens[:special]
+        if not self._is_in(ordinary, before):
+            text = text_of(self.tokenizer, ordinary, before)
             return (len(tokens), text, False) if special is None else (special + 1, text, True)
-        has_one = lambda count: self._find(text_of(self.tokenizer, tokens[:count], before)) is not None
-        least = range(1, len(tokens[:special]))
-        count = 1 + bisect_left(least, True, key=has_one)  # tokens of the shortest prefix with one
+        least = range(1, len(ordinary))
+        count = 1 + bisect_left(least, True, key=lambda count: self._is_in(ordinary[:count], before))
         text = text_of(self.tokenizer, tokens[:count], before)
         return count, text[: self._find(text)], True
+
+    def _is_in(self, tokens: list[int], before: list[int]) -> bool:
+        """Whether a stop string is in the text, or was before the last tokens began a character that is unfinished.
+
+        Byte tokens in a row are decoded as one, so an unfinished character makes those before it unreadable too.
+        """
+        for count in range(len(tokens), max(len(tokens) - UTF8_BYTES, 0), -1):
+            text = text_of(self.tokenizer, tokens[:count], before)
+            if self._find(text) is not None or not text.endswith("\ufffd"):
+                return self._find(text) is not None
+        return False
 
     def _find(self, text: str) -> int | None:
         return min((at for string in self.strings if (at := text.find(string)) >= 0), default=None)

@@ -88,7 +88,7 @@ class Method:
         most = drafter.levels_at_once
         if isinstance(builder, Chain) and most is not None:
             kept = self.history and builder.length != self.drafter.levels_at_once
-            builder = builder if kept else Chain(min(builder.length, most))
+            builder = builder if kept else dataclasses.replace(builder, length=min(builder.length, most))
         controller = self.controller.beside_history(drafter.own_levels(draft)) if self.history else self.controller
         return dataclasses.replace(self, drafter=drafter, builder=builder, controller=controller)
 
@@ -127,16 +127,18 @@ class Method:
 def register(kind: type[S]) -> type[S]:
     """Makes a strategy of one's own available by its name, wherever this process reads methods and heads.
 
-    Returns the class, so it can be used as a decorator. A class of the same name is replaced. Raises ValueError if a
-    strategy of jaxspec's has this name, the class is no strategy, or a setting's type needs a parser and has none.
+    Returns the class, so it can be used as a decorator. A class of the same name is replaced. Raises ValueError if
+    another kind of strategy or one of jaxspec's has this name, the class is no strategy, its name cannot be part of a
+    method, or a setting cannot be given as text or has no default.
     """
     registries: Any = ((Drafter, DRAFTERS), (TreeBuilder, BUILDERS), (Controller, CONTROLLERS))
     if not (of_kind := [kinds for base, kinds in registries if isinstance(kind, type) and issubclass(kind, base)]):
         raise ValueError(f"{kind!r} is not a class derived from Drafter, TreeBuilder or Controller")
     check_settings(kind)
-    others = {**DRAFTERS, **BUILDERS, **CONTROLLERS}
-    if kind.name in others and others[kind.name].__module__.startswith("jaxspec."):
-        raise ValueError(f"a strategy of jaxspec's is named {kind.name!r}; choose another name")
+    for kinds in (DRAFTERS, BUILDERS, CONTROLLERS):
+        other = kinds.get(kind.name)
+        if other is not None and (kinds is not of_kind[0] or other.__module__.startswith("jaxspec.")):
+            raise ValueError(f"{other.__module__} has a strategy named {kind.name!r}; choose another name")
     of_kind[0][kind.name] = kind
     return kind
 

@@ -1,13 +1,14 @@
 """Settings of a strategy, between text and values."""
 
 import dataclasses
+import re
 import typing
 from typing import Any
 
 
 def settings_of(part: Any) -> list[dataclasses.Field]:
     """The fields of a strategy that users type."""
-    return [field for field in dataclasses.fields(part) if not field.metadata.get("fitted")]
+    return [field for field in dataclasses.fields(part) if field.init and not field.metadata.get("fitted")]
 
 
 def build_part(kind: Any, settings: list[str], text: str) -> Any:
@@ -28,7 +29,11 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
 
 
 def check_settings(kind: Any) -> None:
-    """Raises ValueError if a setting of a strategy's class has a type that is not read from text."""
+    """Raises ValueError for a strategy's class without a name, or with a setting, that can be given as text."""
+    if not hasattr(kind, "__dataclass_fields__"):
+        raise ValueError(f"{kind} is not a dataclass; decorate it with @dataclasses.dataclass(frozen=True)")
+    if not hasattr(kind, "name") or not isinstance(kind.name, str) or not re.fullmatch(r"[\w.-]+", kind.name):
+        raise ValueError(f"{kind} needs a `name` of letters, digits, and the characters . _ -")
     types = typing.get_type_hints(kind)
     for field in settings_of(kind):
         field.type = types[field.name]  # it is text in a module with `from __future__ import annotations`
@@ -37,6 +42,8 @@ def check_settings(kind: Any) -> None:
                 f"setting {field.name} of {kind.name} has the type {field.type}, which is not read from text; give the "
                 'field metadata={"parse": ..., "show": ...}, from text and to text'
             )
+        if field.default is field.default_factory is dataclasses.MISSING:
+            raise ValueError(f"setting {field.name} of {kind.name} has no default, which a method's text may leave out")
 
 
 def read_value(field: dataclasses.Field, text: str, where: str) -> Any:

@@ -35,10 +35,11 @@ class RejectionSampling(Rule):
         own = jnp.where(hot, gumbel(draws.keys, (width, support)), 0.0)
         scores, rank = top_k(jnp.log(probs) + own, count)
         pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
+        token = rank if drafts.token is None else pick(drafts.token)
         return Proposal(
-            token=rank if drafts.token is None else pick(drafts.token),
+            token=token,
             log_prob=jnp.log(pick(probs)) + log_mass(drafts),  # the confidence, which may be below q
-            live=scores > -jnp.inf,
+            live=(scores > -jnp.inf) & (token >= 0),  # below 0 it would be an id from the vocabulary's end
         )
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:

@@ -20,6 +20,7 @@ from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.loop import FIRST, VERIFY
 from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.sampling import row_key
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import divergence
 from jaxspec.evaluate.divergence import Divergence, Text
@@ -208,7 +209,7 @@ def explain(
 
 def gumbel(request: Request, position: int, vocab_size: int) -> np.ndarray:
     """[V] float64, the Gumbel noise with which plain decoding samples the token at this position (from 0) of a text."""
-    own = jax.random.fold_in(jax.random.key(request.sampling.seed), request.index)
+    own = row_key(request.sampling.seed, request.index)
     at = jax.random.fold_in(own, len(request.tokens) + position)
     key = jax.random.fold_in(at, VERIFY if position else FIRST)
     return np.asarray(jax.random.gumbel(key, (vocab_size,), np.float32)).astype(np.float64)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
-from jaxspec.engine.stop_strings import text_of
+from jaxspec.engine.stop_strings import StopStrings, text_of
 from jaxspec.evaluate.runlog import pieces_of
 from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, of_bytes, of_sentencepiece, write
 
@@ -345,3 +345,14 @@ def test_post_processors_stay(tmp_path: Path):
             assert (
                 ours.encode(text) == made.encode(text).ids == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
             )
+
+
+@pytest.mark.parametrize("stop", ["\n", "🙂"])
+def test_a_stop_string_before_an_unfinished_character_ends_the_text(stop: str, tmp_path: Path):
+    """Bytes in a row are decoded as one, so that half an emoji makes a line feed before it unreadable."""
+    ours = load_tokenizer(write(tmp_path, of_sentencepiece(legacy=True)))
+    ids = ours.get_vocab()
+    first, after = [[ids[f"<0x{byte:02X}>"] for byte in text.encode()] for text in (stop, "🙃")]
+    tokens, end = [*ours.encode("ab", add_special_tokens=False), *first, *after], StopStrings(stop, ours)
+    least = len(tokens) - len(after)
+    assert [end.cut(tokens[:count], [])[::2] for count in range(least, len(tokens) + 1)] == [(least, True)] * 5
