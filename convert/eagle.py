@@ -25,14 +25,16 @@ def plan(source: Path) -> PublishedHead:
     raw = outer["model"] if wrapped else outer
     found = head_parts.open_head(source, [f"{_QUERY}.weight"])
     lm_head, biased = found.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in found
-    model = head_parts.shape_of(raw, raw, source, "an EAGLE head", model_type="llama")
+    model, file = head_parts.shape_of(raw, raw, source, model_type="llama"), source / "config.json"
+    if model.num_layers != 1:
+        raise CheckpointError(f"{file} has num_hidden_layers {model.num_layers}, and an EAGLE head has one layer")
     # Old configs do not mention the biases of the layer, so the tensors decide.
     model = dataclasses.replace(
         model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
     )
     for key, held in {"bias": biased, "eagle_fc_bias": biased, "truncated_vocab_size": model.vocab_size}.items():
         if (given := {**raw, **outer}.get(key)) not in (None, held):
-            raise CheckpointError(f"{source / 'config.json'} sets {key!r} to {given!r}, and the files have {held!r}")
+            raise CheckpointError(f"{file} sets {key!r} to {given!r}, and the files have {held!r}")
     return PublishedHead(
         Eagle(), "EAGLE head, of EAGLE-1 or EAGLE-2", model.vocab_size, model.hidden_size,
         {"bias": biased, "own_embedding": True}, _published, model=model, lm_head=lm_head,

@@ -4,6 +4,7 @@ There are two conventions for the tapped layers, and no file names its own: see 
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,18 +19,22 @@ from jaxspec.drafters.eagle3 import Eagle3, Eagle3Options, official_taps
 from jaxspec.host.terminal import say
 
 Layout = Literal["EAGLE's authors", "SpecForge and SGLang", "speculators and vLLM", "DeepSpec"]
-_LAYERS = ("midlayer", "layers.0")
+_LAYERS, _SECOND_LAYER = ("midlayer", "layers.0"), re.compile(r"layers\.[1-9]")
 _LEVELS = 3  # that vLLM drafts per round by default
 
 
 def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     """Reads config and headers of a published head; see `heads.plan`."""
     raw = head_kinds.read(source, "eagle3")
-    layers, what = head_parts.layers_config(raw, source), "an EAGLE-3 head that jaxspec reads"
-    model = head_parts.shape_of(layers, raw, source, what, any_width=True, model_type="llama", **head_parts.FULL)
+    # EAGLE's own code builds one layer, whatever the config gives: some configs repeat the target's number.
+    read_as = {"model_type": "llama", "num_hidden_layers": 1, **head_parts.FULL}
+    layers = head_parts.layers_config(raw, source)
+    model = head_parts.shape_of(layers, raw, source, any_width=True, **read_as)
     width, window = raw.get("target_hidden_size", model.hidden_size), head_parts.windows_of(layers, source)
     read_taps, norms = _read_taps(raw, source, taps), _norms(raw, source)
     found = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
+    if more := next(filter(_SECOND_LAYER.match, found), None):
+        raise CheckpointError(f"{source} holds {more}, and an EAGLE-3 head that jaxspec reads has one layer")
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
     if "lm_head.weight" not in found:

@@ -136,7 +136,6 @@ def shape_of(
     layers: Mapping[str, Any],
     raw: Mapping[str, Any],
     source: Path,
-    single: str | None = None,
     *,
     any_width: bool = False,
     **read_as: Any,
@@ -145,14 +144,11 @@ def shape_of(
 
     Args:
         any_width: whether it may differ from the target's width.
-        single: what to call a head that must have one layer, such as `an EAGLE head`; None: any number.
         read_as: settings that have these values whatever the target is, such as `model_type`.
     """
     file = source / "config.json"
     windows_of(layers, source)
     shape = hf_config.to_llama({**layers, "architectures": None, **read_as})
-    if single is not None and shape.num_layers != 1:
-        raise CheckpointError(f"{file} has num_hidden_layers {shape.num_layers}, and {single} has one layer")
     width = integer(raw, "target_hidden_size", str(file), shape.hidden_size)
     if width != shape.hidden_size and not any_width:
         raise CheckpointError(

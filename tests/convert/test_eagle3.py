@@ -125,6 +125,16 @@ def test_embedding(folder: Path):
     assert parameters.read_shapes(folder / HEAD / "params")["embedding"].shape == (VOCABULARY, WIDTH)
 
 
+@pytest.mark.parametrize("layer", ["midlayer", "layers.0"])
+def test_a_config_that_repeats_the_targets_number_of_layers(layer: str, folder: Path):
+    """As in EAGLE's head for Vicuna 13B. Its code builds one layer whatever the number."""
+    found, config = eagle3(layer=layer), {**EAGLE3, "num_hidden_layers": 40}
+    assert imported(folder, write(folder / "head", found, config)).model.num_layers == 1
+    second = {"layers.1.self_attn.q_proj.weight": found[f"{layer}.self_attn.q_proj.weight"]}
+    words = refused_head(folder, write(folder / "other", found | second, config))
+    assert "holds layers.1.self_attn.q_proj.weight, and an EAGLE-3 head that jaxspec reads has one layer" in words
+
+
 def test_a_head_narrower_than_its_target(folder: Path):
     found, config = narrow_eagle3()
     ours = imported(folder, write(folder / "head", found, config))
