@@ -32,8 +32,12 @@ _SIZES = {
     "max_length": "max_position_embeddings",
 }
 # By their names in lower case, since LLaMA's class was once spelled LLaMAForCausalLM. A model that was saved from the
-# class without LM head is read too, if it has one.
-_KINDS = {f"{kind}{end}": kind for kind in ARCHITECTURES for end in ("forcausallm", "model")}
+# class without LM head is read too, if it has one, and so are models with Medusa heads (Medusa-2).
+_KINDS = {
+    name: kind
+    for kind in ARCHITECTURES
+    for name in (f"{kind}forcausallm", f"{kind}model", f"medusa{kind}forcausallm", f"medusamodel{kind}")
+}
 # Keys that change what transformers computes, and the values that jaxspec computes, the first of which is the default.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),

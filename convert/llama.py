@@ -17,8 +17,8 @@ from rich import filesize
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import gguf, gguf_tokenizer, head_kinds, hf_config, meta, readers, tokenizer, transfer
-from jaxspec.convert.folders import format_of, read_config, read_json
-from jaxspec.convert.names import theirs, unprefixed
+from jaxspec.convert.folders import format_of, read_config, read_json, weights_file
+from jaxspec.convert.names import MEDUSA, theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, staged, staged_by_all
@@ -94,7 +94,8 @@ def plan(source: Path, dtype: str | None = None, weights: Source | None = None) 
         readers.check_dtypes(tensors, () if dtype is None else ("float64",))
         matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
     except CheckpointError as error:
-        raise CheckpointError(_head_in(source) or str(error)) from error
+        head = _head_in(source) if weights is None else ""
+        raise CheckpointError(head or str(error)) from error
     stored = transfer.main_dtype(matched.values())
     if stored == "float64":
         stored = dtype or stored
@@ -105,10 +106,14 @@ def _head_in(source: Path) -> str:
     """What to do with a folder that holds a head and no model; empty for other folders."""
     try:
         kind = head_kinds.kind_of(source, read_config(source))
-        has_fc = kind != "medusa" and any(f".{name}".endswith(".fc.weight") for name in open_directory(source))
+        found = open_directory(source) if weights_file(source) else ()
     except CheckpointError:
         return ""
-    is_head = kind == "medusa" or (has_fc and kind in ("eagle", "eagle3", "dflash"))
+    holds = lambda end: any(f".{name}".endswith(f".{end}") for name in found)
+    if kind == "medusa":  # its heads may be beside their model
+        is_head = not holds("embed_tokens.weight")
+    else:
+        is_head = kind in ("eagle", "eagle3", "dflash") and holds("fc.weight")
     return f"{source} holds a draft head ({kind}) and no model; use `jaxspec-convert head`" if is_head else ""
 
 
@@ -122,7 +127,11 @@ def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str
     ends = raw if generation else hf_config.with_default_ends(raw, family)
     tokens = hf_config.special_tokens(ends, generation or {}, model.vocab_size)
     hf_config.name_what_is_not_applied(raw, generation, source)
-    return model, family, tokens, _unprefixed(open_directory(source) if weights is None else weights, source)
+    found = _unprefixed(open_directory(source) if weights is None else weights, source)
+    own = {name: tensor for name, tensor in found.items() if not name.startswith(MEDUSA)}
+    if own and len(own) < len(found):
+        say(f"{source} holds Medusa heads too, which `jaxspec-convert head` reads; only the model is converted")
+    return model, family, tokens, own
 
 
 def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:

@@ -12,12 +12,12 @@ from flax import nnx
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, readers
 from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead
+from jaxspec.convert.names import MEDUSA
 from jaxspec.convert.readers import Source
 from jaxspec.convert.transfer import match
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
-_MERGED = "medusa_head."  # prefix of names if the heads and their target share files
 _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 _SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
@@ -78,7 +78,7 @@ def _open(source: Path) -> Source:
     if len(files) > 1:
         say(f"warning: {source} holds both {' and '.join(file.name for file in files)}; only the first is read")
     tensors = openers[files[0].suffix[1:]](files[0]) if files else readers.open_directory(source)
-    own = {name.removeprefix(_MERGED): tensor for name, tensor in tensors.items() if name.startswith(_MERGED)}
+    own = {name.removeprefix(MEDUSA): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA)}
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")
     return own or tensors

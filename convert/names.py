@@ -52,6 +52,8 @@ _BY_META = {row.meta: row for row in TABLE if row.meta is not None}
 IGNORED = re.compile(r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?rope\.freqs")
 # Parts of names from modules that only wrap another: of torch.compile, DataParallel, FSDP and checkpointing.
 _WRAPPER = re.compile(r"(?<![^.])(_orig_mod|module|_fsdp_wrapped_module|_fpw_module|_checkpoint_wrapped_module)\.")
+MEDUSA = "medusa_head."
+"""Prefix of the names of Medusa heads whose files hold their model too."""
 Value = TypeVar("Value")
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from jaxspec.checkpoint import loading
+from jaxspec.checkpoint import loading, parameters
 from jaxspec.drafters.medusa import Medusa
 from jaxspec.engine.head_weights import restore_head
-from tests.convert.commands import HEAD, assert_bitwise, exported, imported, run, tensors
+from tests.convert.commands import HEAD, assert_bitwise, exported, imported, refused, run, tensors
 from tests.convert.published_heads import MEDUSA, MEDUSA_HEADS, VOCABULARY, WIDTH, medusa, write
 
 
@@ -71,3 +71,17 @@ def test_merged_into_their_model(folder: Path):
     merged = {f"medusa_head.{name}": array for name, array in found.items()} | tensors(folder / "hf")
     imported(folder, write(folder / "published", merged, MEDUSA))
     assert_bitwise(exported(folder, "medusa")[0], found)
+
+
+@pytest.mark.parametrize("named", ["LlamaForCausalLM", "MedusaLlamaForCausalLM", "MedusaModelLlama"])
+def test_the_model_that_they_are_merged_into(named: str, folder: Path):
+    """A folder of Medusa-2: `llama` takes the model from it, and a refusal does not call it a head's."""
+    merged = {f"medusa_head.{name}": array for name, array in medusa().items()} | tensors(folder / "hf")
+    config = json.loads((folder / "hf" / "config.json").read_text()) | {**MEDUSA, "architectures": [named]}
+    source = write(folder / "published", merged, config)
+    result = run("llama", source, folder / "out")
+    assert result.code == 0 and "holds Medusa heads too" in result.err, result.err
+    names = parameters.read_shapes(folder / "ckpt" / "params")
+    assert_bitwise(*(parameters.read_arrays(folder / each / "params", names) for each in ("out", "ckpt")))
+    (source / "config.json").write_text(json.dumps({**config, "hidden_act": "gelu"}))
+    assert "hidden_act 'gelu' is not supported" in refused(source, folder / "other")
