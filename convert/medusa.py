@@ -60,7 +60,10 @@ def files(head: OwnHead, form: str) -> Files:
     """The files of heads in the published format; see `heads.export`."""
     config, count = head.config, head.config.settings["heads"]
     values = {"medusa_num_heads": count, "medusa_num_layers": 1, "torch_dtype": config.source_dtype}
-    say("Medusa's own code also needs the target's name in config.json, as base_model_name_or_path")
+    say(
+        "TensorRT-LLM loads these files; text-generation-inference needs the target's name in config.json too, as "
+        "base_model_name_or_path, and Medusa's own code that and the tensors as medusa_lm_head.pt, by torch.save"
+    )
     return Files(values, head.arrays, _published, f"{count} Medusa heads", "medusa_lm_head.safetensors")
 
 

@@ -53,8 +53,9 @@ def test_round_trip(dtype: str, folder: Path):
     found = medusa(dtype)
     config = imported(folder, write(folder / "published", found, MEDUSA, "medusa_lm_head.safetensors"))
     assert (config.dtype, config.source_dtype) == (dtype, dtype)
-    assert_bitwise(exported(folder, "medusa")[0], found)
-    back = json.loads((folder / "back/config.json").read_text())
+    written, back, said = exported(folder, "medusa")
+    assert_bitwise(written, found)
+    assert "Medusa's own code that and the tensors as medusa_lm_head.pt" in said
     assert back == {"medusa_num_heads": MEDUSA_HEADS, "medusa_num_layers": 1, "torch_dtype": dtype}
 
 
