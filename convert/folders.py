@@ -13,7 +13,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.tokenizer import FILES
+from jaxspec.checkpoint.tokenizer import FILES, VOCABULARIES
 from jaxspec.host import atomic, buckets
 from jaxspec.host.buckets import in_bucket, to_path
 from jaxspec.host.terminal import progress, say
@@ -26,6 +26,8 @@ _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_con
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
 HEAD_WEIGHTS = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", *WEIGHTS)
+# In place of weights where a tokenizer is all that is read; without any of them it is in the GGUF file.
+TOKENIZERS = ("tokenizer.json", *VOCABULARIES)
 MODEL_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX = ".index.json"
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -94,8 +96,8 @@ def _pattern(source: str, names: Sequence[str], weights: tuple[str, ...]) -> str
             f"{source} holds several GGUF models, {', '.join(models)}; download one with `hf download {source} FILE`, "
             "and name that file"
         )
-    if "adapter_config.json" in names:
-        return ""  # it names its base model
+    if "adapter_config.json" in names or weights == TOKENIZERS:
+        return ""  # an adapter's config names its base model
     found = _in_its_place(names)
     raise CheckpointError(f"{source} on the hub holds no weights that can be read{f', but {found}' if found else ''}")
 

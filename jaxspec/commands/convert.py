@@ -114,7 +114,7 @@ def export(settings: Export) -> None:
 def replace_tokenizer(settings: Tokenizer) -> None:
     from jaxspec.convert import folders, meta, tokenizer
 
-    with folders.at_hand(settings.src, settings.revision, weights=()) as source:
+    with folders.at_hand(settings.src, settings.revision, folders.TOKENIZERS) as source:
         from_meta = meta.is_meta(source) and not (source / "tokenizer.json").is_file()
         tokenizer.replace(source, settings.path, from_meta)
 

@@ -1,5 +1,6 @@
 """Hub ids wherever a checkpoint or head is: converted once, for the target that a head is used with."""
 
+import shutil
 from pathlib import Path
 
 import jax
@@ -12,9 +13,11 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.planning import shapes
 from tests import hf_models
-from tests.convert import gguf_files, published_heads
+from tests.convert import gguf_files, published_heads, record_gguf_ids
 from tests.convert.commands import run
+from tests.convert.test_meta import LLAMA2, write_meta
 from tests.hub import running
+from tests.tokenizers import of_bytes
 
 
 @pytest.fixture
@@ -92,6 +95,37 @@ def test_a_gguf_file(tmp_path: Path):
     with running({"org/model": tmp_path / "model"}, tmp_path / "hub"):
         result = run("llama", "org/model", tmp_path / "ckpt")
     assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize("form", ["gguf", "meta"])
+def test_a_draft_model_without_a_config(form: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    made, model = hf_models.make("llama", tmp_path / "hf", **(LLAMA2 if form == "meta" else {})), tmp_path / "model"
+    if form == "meta":
+        write_meta(made, model, 1, llama3=False, multiple_of=16, vocab_size=96)
+    else:
+        model.mkdir()
+        gguf_files.model(model / "only-Q8_0.gguf", made)
+    with running({"org/model": model}, tmp_path / "hub"):
+        place = heads.find_head(target / "ckpt", "org/model")
+        with pytest.raises(CheckpointError, match="org/model on the hub has no config"):
+            shapes.find_model("org/model")
+    assert config_json.read_config(place).source_format == form
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_tokenizer(inside: bool, target: Path, tmp_path: Path):
+    """A GGUF file is downloaded if there is no other tokenizer."""
+    checkpoint = shutil.copytree(target / "ckpt", tmp_path / "ckpt")
+    (tmp_path / "model").mkdir()
+    gguf_files.vocabulary(tmp_path / "model" / "only-Q8_0.gguf", record_gguf_ids.vocabulary("smollm"))
+    if not inside:
+        of_bytes().save(str(tmp_path / "model" / "tokenizer.json"))
+    with running({"org/model": tmp_path / "model"}, tmp_path / "hub") as hub:
+        result = run("tokenizer", "org/model", checkpoint)
+    assert result.code == 0, result.err
+    assert ("only-Q8_0.gguf" in hub.requests) == inside
+    assert (checkpoint / "tokenizer.json").is_file()
 
 
 def test_one_of_several_hosts(hub: list[str], monkeypatch: pytest.MonkeyPatch):
