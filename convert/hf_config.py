@@ -78,6 +78,10 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     config = {**_DEFAULTS[kind], **config}
     _refuse(config, kind)
     sizes = {ours: integer(config, key) for ours, key in _SIZES.items()}
+    rope = _rope(config, sizes["max_length"])
+    if rope.scaling == "linear":  # the max_position_embeddings of Vicuna's 16k models is the length before scaling
+        longest = integer(config, "max_sequence_length", otherwise=1)
+        sizes["max_length"] = max(sizes["max_length"], longest)
     experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
     biased = kind in ("llama", "qwen3") and bool(boolean(config, "attention_bias"))
     return described(
@@ -88,7 +92,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
         num_kv_heads=integer(config, "num_key_value_heads", otherwise=sizes["num_heads"]),
         head_dim=integer(config, "head_dim", otherwise=sizes["hidden_size"] // sizes["num_heads"]),
         norm_eps=positive(config, "rms_norm_eps"),
-        rope=_rope(config, sizes["max_length"]),
+        rope=rope,
         tie_embeddings=bool(boolean(config, "tie_word_embeddings")),
         qkv_bias=biased or kind == "qwen2",
         output_bias=biased,

@@ -125,6 +125,15 @@ def test_a_window_that_no_layer_has(family: str, originals: Path):
     assert hf_config.to_llama({**config, **values}) == hf_config.to_llama(config)
 
 
+@pytest.mark.parametrize(("kind", "length"), [("linear", 1024), ("dynamic", 256), ("default", 256)])
+def test_the_length_of_vicunas_16k_models(kind: str, length: int, originals: Path):
+    """Texts may have max_sequence_length tokens, if max_position_embeddings is the length before linear scaling."""
+    config = json.loads((originals / "llama" / "config.json").read_text())
+    values = {"max_sequence_length": 1024, "rope_scaling": {"type": kind, "factor": 4.0}}
+    found = hf_config.to_llama({**config, "rope_parameters": None, **values})
+    assert found.usable_length == length and found.rope.factor == (1 if kind == "default" else 4)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
