@@ -5,6 +5,7 @@ the files beside it, as transformers 5 reads them in the original folder.
 """
 
 import json
+import reprlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,7 +73,15 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the post-processor adds. A special token's name in it becomes that token."""
+        """Token ids of a text, with what the post-processor adds. A special token's name in it becomes that token.
+
+        Raises ValueError if it has Code LLaMA's mark for text to fill in, which transformers replaces.
+        """
+        if (mark := self.special_tokens_map.get("fill_token")) is not None and mark in text:
+            raise ValueError(
+                f"the text {reprlib.repr(text)} holds {mark}, and jaxspec does not write Code LLaMA's prompts for "
+                "infilling; give such a prompt as token ids"
+            )
         with self._lock:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -209,6 +218,8 @@ def _load(folder: Path) -> Tokenizer:
         backend.post_processor = processors.TemplateProcessing([*bos, "$A"], special_tokens=special)
     _check_split(folder, backend, config.get("fix_mistral_regex") is True)
     texts, templates = {name: token.content for name, token in named.items()}, _templates(folder, config)
+    if kind == "CodeLlamaTokenizer" and "fill_token" not in config:  # the vocabulary does not have it
+        texts["fill_token"] = "<FILL_ME>"
     if templates and "default" not in templates:
         others = ", ".join(sorted(templates))
         say(f"warning: the tokenizer in {folder} has no default chat template, only those for other uses: {others}")

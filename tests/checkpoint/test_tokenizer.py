@@ -110,6 +110,20 @@ def test_what_a_class_of_transformers_names_and_adds(tmp_path: Path):
         assert ours.eos_token_id == made.token_to_id("<|endoftext|>")
 
 
+@pytest.mark.parametrize("config", [{}, {"fill_token": "<FILL_ME>"}, {"fill_token": None}])
+def test_code_llamas_mark_for_text_to_fill_in(config: dict, tmp_path: Path):
+    """Transformers writes another prompt for it, so it is refused, and is no token outside the vocabulary."""
+    values = {"tokenizer_class": "CodeLlamaTokenizer", **NAMED, **config}
+    folder = write(tmp_path, of_sentencepiece(legacy=True), values, model_type="llama")
+    ours, mark = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder).fill_token
+    assert ours is not None and ours.special_tokens_map.get("fill_token") == mark
+    if mark is None:
+        assert ours.encode("x<FILL_ME>")
+    else:
+        with pytest.raises(ValueError, match=f"the text 'def f{mark}' holds {mark}, and jaxspec does not write"):
+            ours.encode(f"def f{mark}")
+
+
 def test_a_checkpoint_keeps_the_class_that_conversion_found(tmp_path: Path):
     write(tmp_path, of_bytes(), {"tokenizer_class": "LlamaTokenizer"}, format=FORMAT, tokenizer_class=GENERIC)
     assert class_of(tmp_path) == GENERIC
