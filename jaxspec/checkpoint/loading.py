@@ -43,10 +43,19 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The context under which all its programs are compiled and run: the mesh, and the precision of products."""
+        """The context under which all its programs are compiled and run: the mesh, and the precision of products.
+
+        JAX's checks of promotions and transfers, which a program around it may have turned on, are off.
+        """
         # Accelerators round the factors of float32 products to less by default.
         wide = self.target.dtype == jnp.float32
-        with jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(), use_mesh(self.mesh):
+        with (
+            jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(),
+            jax.numpy_rank_promotion("allow"),
+            jax.numpy_dtype_promotion("standard"),
+            jax.transfer_guard("allow"),
+            use_mesh(self.mesh),
+        ):
             yield
 
 

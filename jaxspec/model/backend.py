@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 # On a CPU every node costs time, and each size is compiled for seconds. By the times of the builtin model on a Xeon,
@@ -53,12 +54,14 @@ _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """A context in which the mesh is current; None: no change.
+    """A context in which the mesh is current; None: that of an outer `use_mesh`, and not one that `jax.set_mesh` set.
 
     It is kept here besides, because JAX 0.7.2 can set the mesh but has no function that returns it.
     """
     if mesh is None:
-        yield
+        foreign = current_mesh() is None and not jax.sharding.get_abstract_mesh().empty
+        with jax.set_mesh(Mesh(np.empty((), object), ())) if foreign else contextlib.nullcontext():
+            yield
         return
     token = _mesh.set(mesh)
     try:

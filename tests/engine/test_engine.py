@@ -1,5 +1,6 @@
 """The engine as a user sees it: prompts in, text out, errors in one sentence."""
 
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -403,3 +404,14 @@ def test_too_large_for_memory_is_refused_before_loading(model, monkeypatch):
     monkeypatch.setattr(parameters, "restore", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(config_json.CheckpointError, match=r"parameters x 4 bytes = .* 1\.0 kB free"):
         load(model.path)
+
+
+def test_the_mesh_and_checks_of_a_program_around_it_do_not_matter(model, plain):
+    (expected,) = plain.generate("abcabc", max_new_tokens=10)
+    mesh = jax.make_mesh((1,), ("data",))
+    strict = (jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"), jax.transfer_guard("disallow"))
+    with contextlib.ExitStack() as stack:
+        for setting in (*strict, jax.set_mesh(mesh)):
+            stack.enter_context(setting)
+        (found,) = Engine(model, "plain").generate("abcabc", max_new_tokens=10)
+    assert found.tokens == expected.tokens and found != expected
