@@ -69,16 +69,15 @@ class Engine:
         compilation.keep_compilations()
         typed = _parsed(method)  # fails before anything is loaded
         self.model = _loaded(model, dtype=dtype, mesh=mesh, quantize=quantize)
-        self.method = typed or default_of(self.model).method
-        if self.method.needs_costs:
-            if costs is None:
-                raise ValueError(
-                    f"{self.method} needs the costs of drafting and verification on this device: use "
-                    "Engine.calibrated(...), which measures it, give costs=, or write the costs into the method"
-                )
-            self.method = self.method.with_costs(costs)
-        weights = load_head(self.model, self.method) if draft is None else draft
-        self.method = self.method.fitted(weights)
+        named = typed or default_of(self.model).method
+        if named.needs_costs and costs is None:
+            raise ValueError(
+                f"{named} needs the costs of drafting and verification on this device: use "
+                "Engine.calibrated(...), which measures it, give costs=, or write the costs into the method"
+            )
+        weights = load_head(self.model, named) if draft is None else draft
+        self.named = named.fitted(weights)  # without the measured costs, which no other machine has
+        self.method = self.named.with_costs(costs) if costs is not None else self.named
         learned = load_control(self.model, self.method, weights) if control is None else control
         self.models = Models(target=self.model.target, draft=weights, control=learned)
         self.tree_sizes = tree_sizes(by_cost=self.method.priced is not None)

@@ -93,6 +93,7 @@ def run(settings: Eval) -> None:
     found = {
         "device": environment.device(),
         "versions": environment.versions(),
+        "resolved": str(engine.method),
         "left_out": len(ours) - len(numbers),
         **summary(lines, lines[len(done) :], seconds),
         **({} if left else before),  # nothing was timed now
@@ -330,6 +331,7 @@ def places(shards: Sequence[Finished]) -> dict[str, Any]:
     return {
         "device": ", ".join(dict.fromkeys(each.found["device"] for each in shards)),
         "versions": {name: of(name) for name in shards[0].found["versions"]},
+        "resolved": ", ".join(dict.fromkeys(each.found.get("resolved", "") for each in shards)),
         "left_out": sum(each.found["left_out"] for each in shards),
     }
 

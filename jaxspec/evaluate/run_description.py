@@ -49,14 +49,15 @@ def where(model: Checkpoint) -> dict[str, Any]:
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
-    """The same for `eval`, without the device: between devices, answers differ by rounding only, so any may resume."""
+    """The same for `eval`, without the device and costs measured on it: between devices, answers differ by rounding
+    only, so any may resume."""
     shared = _shared_settings(settings, plan, engine.model)
     return {
         "settings": {
             "dtype": str(engine.model.target.dtype),
             **{name: value for name, value in shared.items() if name not in NOT_OF_ANSWERS},
             **weights_of(engine.model.path, [engine.method.head]),
-            "method": str(engine.method),
+            "method": str(engine.named),
         },
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.evaluation import Shard, parse_shard
@@ -134,6 +135,32 @@ def test_settings_of_a_machine_may_differ(shards: Path):
         Merge(merge=tuple(shards / f"{number}.jsonl" for number in (1, 2, 3)), out=shards / "merged.jsonl")
     )
     assert values(shards / "merged.jsonl")["device"].endswith(", another")
+
+
+def test_measured_costs_of_a_machine_may_differ(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    asked = Eval(target=finished / "ckpt", prompts=finished / "sums.jsonl", limit=2)
+    line = {"sample": 0, "turns": [{"tokens": [1, 2], "rounds": 1}], "quality": {}}
+    monkeypatch.setattr(evaluation, "answered", lambda *given: [line | {"index": number} for number, _ in given[2]])
+
+    def ask(number: int, seconds: float, method: str = "ngram+pruned") -> Path:
+        """The answers of a shard on a machine where a drafted level takes so long."""
+        table = CostTable(plain=1.0, verify=((1, 1.0),), level=((1, seconds),))
+        monkeypatch.setattr("jaxspec.engine.engine.costs_of", lambda *_: table)
+        out = tmp_path / f"{number}.jsonl"
+        evaluation.run(dataclasses.replace(asked, method=method, out=out, shard=f"{number}/2"))
+        return out
+
+    parts = ask(1, 0.5), ask(2, 0.75)
+    evaluation.merge(Merge(merge=parts, out=tmp_path / "merged.jsonl"))
+    found = values(tmp_path / "merged.jsonl")
+    assert "cost=measured" in found["settings"]["method"]
+    assert "cost=0.5" in found["resolved"] and "cost=0.75" in found["resolved"]
+    ask(1, 0.75)
+    assert "answers of an earlier run: 1" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"method is .*cost=measured.* there and .*cost=0.5.* here"):
+        ask(1, 0.75, "ngram+pruned,cost=0.5")
 
 
 @pytest.mark.parametrize("typed", ["0/2", "3/2", "1", "1/0", "a/b", "1/2/3", "-1/2"])

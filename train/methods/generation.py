@@ -57,7 +57,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
     out, size = settings.out, settings.batch_size * BATCHES
     decided = {
         **as_typed("generate", settings),
-        "--method": str(engine.method),
+        "--method": str(engine.named),
         "--dtype": engine.model.target.dtype.name,
         "the hash of the target": fingerprint(engine.model.target),
         "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),

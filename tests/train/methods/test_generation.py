@@ -147,6 +147,22 @@ def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, m
     assert part.read_bytes() == b"something else\n"
 
 
+def test_another_machine_measures_other_costs_and_goes_on(
+    generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generation, "go_on", killed)
+    for seconds in (0.1, 0.2):
+        table = CostTable(plain=1.0, verify=((1, 1.0),), level=((1, seconds),))
+        monkeypatch.setattr("jaxspec.engine.engine.costs_of", lambda *_, table=table: table)
+        code, err = generate(tmp_path / "out", "--method", "ngram+pruned")
+        assert code == 130, err
+    code, err = generate(tmp_path / "out", "--method", "ngram+pruned,cost=0.1")
+    assert code == 2 and "cost=measured,total=64" in err, "costs that were typed belong to the run"
+
+
 @pytest.mark.soak
 def test_a_method_that_needs_costs_gets_them(
     whole: Path, generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
