@@ -21,6 +21,7 @@ GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")  # as in lm-evaluation-harness
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _CODE_FROM_THE_START = re.compile(r"\s*?^(?: {4}|\t|(?:async )?def |class |from \S+ import |import |@)", re.MULTILINE)
+_TO_OWN_DEF = re.compile(r"\s*?^(?=\S).*?^(?:async )?def ", re.MULTILINE | re.DOTALL)  # not of an indented body
 _BLOCK = re.compile(r"(^[ \t]*|(?<=[\s:]))(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:\2|\Z)", re.DOTALL | re.MULTILINE)
 """A fenced block: the indentation of its fence, the fence, its language, the code. The text may end first."""
 
@@ -61,7 +62,10 @@ def completion(text: str, ends: Iterable[str] = FUNCTION_ENDS) -> str:
     """
     text = text.replace("\r\n", "\n")
     if _CODE_FROM_THE_START.match(text):
-        return _before(text, (*ends, "```"))
+        text = _before(text, ("```",))
+        own = _TO_OWN_DEF.match(text) if ends is FUNCTION_ENDS else None
+        begin = own.end() if own else 0  # an import or a decorator may precede the function, and its def ends nothing
+        return text[:begin] + _before(text[begin:], ends)
     blocks = _BLOCK.findall(text)
     python = [block for block in blocks if "py" in block[2].lower()]
     for indent, _, _, code in python or [block for block in blocks if not block[2].strip()]:

@@ -153,6 +153,10 @@ def test_means():
 
 
 CODE = "def f():\n    return 1\n"
+PRECEDING = (
+    "\n\n", "import math\n\n", "from typing import (\n    List,\n)\n# f\nN = 1\n\n", "@cache\n", "@a(1)\nasync ",
+    "class A:\n    pass\n\n",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,11 @@ CODE = "def f():\n    return 1\n"
         ("\n    return 1  # done\n    print(2)", "\n    return 1  # done\n    print(2)"),
         ("    return 1", "    return 1"),
         ("", ""),
+        # A function with what precedes it.
+        *((f"{before}{CODE}\n\nprint(f())", f"{before}{CODE}\n") for before in PRECEDING),
+        (f"{CODE}\ndef g():\n    pass", CODE),
+        ("\n    return 1\n\ndef g():\n    pass", "\n    return 1\n"),
+        ("import math\n```\nThen:\n```\ndef f():", "import math\n"),
         ("    return 1\r\n\r\ndef g():", "    return 1\n"),
         # Code that goes on behind a fence, or in a block of its own.
         ("    return 1\n```\n\nIt returns 1.", "    return 1\n"),
@@ -197,6 +206,10 @@ def test_completions_that_are_code(text: str, code: str):
 )
 def test_completions_in_a_fenced_block(text: str):
     assert quality.completion(text) == CODE
+
+
+def test_completions_of_programs_end_before_any_function():
+    assert quality.completion("import math\n[DONE]\n\ndef g():", quality.PROGRAM_ENDS) == "import math\n"
 
 
 def test_completions_in_a_block_keep_their_indentation():
