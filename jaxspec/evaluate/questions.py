@@ -91,6 +91,7 @@ def _is_mbpp(values: Values) -> bool:
     return isinstance(task, str) and isinstance(tests, list) and all(isinstance(test, str) for test in tests)
 
 
+ON_THE_LINE = ("\nAnswer:", "\nSummary:")  # after these an example's answer is on the same line, as in the harness
 GSM8K, MATH = "Question: {question}\nAnswer:", "Problem:\n{problem}\n\nSolution:"
 FORMATS = (
     # HumanEval (arXiv:2107.03374)
@@ -327,7 +328,8 @@ def next_prompt(question: Question, answers: Sequence[str], chat: bool) -> Promp
         exchanges = [*question.examples, *zip(turns, answers, strict=False)]
         pairs = [({"role": "user", "content": t}, {"role": "assistant", "content": a}) for t, a in exchanges]
         return [*itertools.chain(*pairs), {"role": "user", "content": turns[-1]}]
-    examples = "".join(f"{turn}\n{answer}\n\n" for turn, answer in question.examples)
+    space = lambda turn: " " if turn.endswith(ON_THE_LINE) else "\n"
+    examples = "".join(f"{turn}{space(turn)}{answer}\n\n" for turn, answer in question.examples)
     # The model continues right after a turn; the next turn starts on a new line.
     return examples + turns[0] + "".join(f"{answer}\n{turn}" for answer, turn in zip(answers, turns[1:], strict=True))
 

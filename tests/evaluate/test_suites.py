@@ -1,5 +1,6 @@
 """Prompt files, and the prompts of conversations."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,21 @@ def test_examples_stand_before_the_first_turn(tmp_path: Path):
     assert next_prompt(question, [" yes"], chat=False) == "1+1?\n2\n\na? yes\nb?"
     said = [("user", "1+1?"), ("assistant", "2"), ("user", "a?"), ("assistant", "yes"), ("user", "b?")]
     assert next_prompt(question, ["yes"], chat=True) == [{"role": role, "content": text} for role, text in said]
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        (("question", "answer"), "Question: a\nAnswer: b\n#### 2\n\nQuestion: c\nAnswer:"),  # as the harness's gsm8k
+        (("document", "summary"), "Article: a\nSummary: b\n#### 2\n\nArticle: c\nSummary:"),  # as Draft & Verify's code
+        (("problem", "solution", "answer"), "Problem:\na\n\nSolution:\nb\n#### 2\n\nProblem:\nc\n\nSolution:"),
+    ],
+)
+def test_an_example_has_its_answer_where_the_format_has_it(keys: tuple[str, ...], text: str, tmp_path: Path):
+    file = tmp_path / "twice.jsonl"
+    lines = (json.dumps(dict(zip(keys, (asked, "b\n#### 2", "2"), strict=False))) for asked in "ac")
+    file.write_text("\n".join(lines), encoding="utf-8")
+    assert next_prompt(read_questions(file, shots=1)[0], [], chat=False) == text
 
 
 def test_too_few_answers_for_the_examples(tmp_path: Path):
