@@ -2,6 +2,7 @@
 `python -m jaxspec.evaluate.harness --model jaxspec --model_args target=CKPT --batch_size 8 --tasks TASK`.
 """
 
+import functools
 import importlib.util
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jinja2
 
 if __name__ == "__main__" and importlib.util.find_spec("lm_eval") is None:
     sys.exit("error: this command needs lm-evaluation-harness: pip install lm_eval")
@@ -86,7 +88,8 @@ class Jaxspec(TemplateLM):
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
         if jax.process_index():
             os.environ["LOCAL_RANK"] = str(jax.process_index())  # then only the first process writes results
-        self.engine = Engine.calibrated(target, method, dtype=dtype, mesh=mesh_of_all, quantize=quantize)
+        loading = {"dtype": dtype, "mesh": mesh_of_all, "quantize": quantize}
+        self.engine = Engine.calibrated(target, method, batch_size=int(batch_size), **loading)
         self.tokenizer = self.engine.model.tokenizer
         if self.tokenizer is None:
             raise ValueError(f"{target} has no tokenizer, which the harness needs")
@@ -147,11 +150,22 @@ class Jaxspec(TemplateLM):
         return self.tokenizer.encode(text, add_special_tokens=not begins and self.add_bos_token is not False)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as prompt text, by the tokenizer's chat template."""
+        """A conversation as prompt text, by the tokenizer's chat template.
+
+        As with transformers, system messages are left out, with a warning, if the template refuses the conversation.
+        """
         self.engine.warn_of_chat_args(self.chat_format.arguments)
         self.format_unused = False
         rest = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
-        return self.chat_format.render(self.tokenizer, chat_history, **rest)
+        try:
+            return self.chat_format.render(self.tokenizer, chat_history, **rest)
+        except jinja2.TemplateError as error:
+            others = [message for message in chat_history if message["role"] != "system"]
+            if self.chat_format.system is not None or others == chat_history:
+                advice = "leave out system or --apply_chat_template"
+                raise ValueError(f"the chat template does not take a conversation ({error}); {advice}") from error
+            _warn(f"system messages are left out, because the chat template does not take them: {error}")
+            return self.chat_format.render(self.tokenizer, others, **rest)
 
     def _warn_of_unused_format(self) -> None:
         if self.format_unused:
@@ -244,6 +258,12 @@ def _typed(command: Sequence[str]) -> list[str]:
     """The command as typed. For `python -m MODULE`, sys.argv has only the module's file."""
     is_own = Path(command[0]) == Path(__file__)
     return [*(("python", "-m", "jaxspec.evaluate.harness") if is_own else command[:1]), *command[1:]]
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """A warning, once for all requests."""
+    say(f"warning: {text}")
 
 
 def _say_shortened(count: int) -> None:

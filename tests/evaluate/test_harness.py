@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from jaxspec import Engine, load
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.engine.scoring import scores
 from tests import checkpoints
+from tests.chat_templates import GEMMA
 from tests.checkpoints import TEMPLATE
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra `eval`")
@@ -166,6 +168,30 @@ def test_conversations(path):
     assert text == "<s>[user] hi\n[assistant]"
     assert asked.tok_encode(text)[:2] != [1, 1], "the template wrote the BOS"
     assert asked.tok_encode("hi")[0] == 1
+
+
+def test_system_messages_that_a_template_refuses_are_left_out(path, tmp_path, capsys):
+    """As by the harness's class for transformers."""
+    changed = shutil.copytree(path, tmp_path / "ckpt")
+    (changed / "chat_template.jinja").write_text(GEMMA)
+    asked, user = harness.Jaxspec(str(changed), "plain"), {"role": "user", "content": "hi"}
+    history = [{"role": "system", "content": "be brief"}, user]
+    assert asked.apply_chat_template(history) == asked.apply_chat_template([user])
+    asked.apply_chat_template(history)
+    assert capsys.readouterr().err.count("does not take them: System role not supported") == 1
+    with pytest.raises(ValueError, match=r"not take a conversation \(Roles must alternate\); leave out"):
+        asked.apply_chat_template([user, user])
+    with pytest.raises(ValueError, match=r"\(System role not supported\); leave out system or --apply_chat_template"):
+        harness.Jaxspec(str(changed), "plain", system="be brief").apply_chat_template([user])
+
+
+def test_costs_are_those_of_the_batch_size(path, monkeypatch):
+    sizes = []
+    table = CostTable(plain=1.0, verify=((1, 1.0),), level=((1, 0.5),))
+    monkeypatch.setattr("jaxspec.engine.engine.costs_of", lambda *given: sizes.append(given[3]) or table)
+    for size in (4, "8"):
+        harness.Jaxspec(str(path), "ngram+pruned", batch_size=size)
+    assert sizes == [4, 8]
 
 
 def with_tokens(path: Path, folder: Path, **tokens: str | None) -> str:
