@@ -59,14 +59,15 @@ class Tokenizer:
 
     Attributes:
         special_tokens_map: token by name: `bos_token`, `eos_token` and the like, and those that only this model has.
-        all_special_tokens: these tokens, and the unnamed ones of the config files.
+        special_ids: id by token of all special tokens, which `decode_after` leaves out.
         chat_template: the template of conversations; None: there is none.
     """
 
-    def __init__(self, backend: Backend, named: dict[str, str], unnamed: list[str], templates: dict[str, str]):
+    def __init__(self, backend: Backend, named: dict[str, str], templates: dict[str, str]):
         self._backend, self._templates, self._lock = backend, templates, threading.Lock()
         self.special_tokens_map = named
-        self.all_special_tokens = list(dict.fromkeys([*named.values(), *unnamed]))
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = {token.content: at for at, token in added.items() if token.special}
         self.chat_template = templates.get("default")
         self.bos_token_id, self.eos_token_id = (
             backend.token_to_id(named[name]) if name in named else None for name in ("bos_token", "eos_token")
@@ -223,7 +224,7 @@ def _load(folder: Path) -> Tokenizer:
     if templates and "default" not in templates:
         others = ", ".join(sorted(templates))
         say(f"warning: the tokenizer in {folder} has no default chat template, only those for other uses: {others}")
-    return Tokenizer(backend, texts, [token.content for token in unnamed], templates)
+    return Tokenizer(backend, texts, templates)
 
 
 def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

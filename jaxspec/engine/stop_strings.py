@@ -28,8 +28,8 @@ class StopStrings:
         if strings and tokenizer is None:
             raise ValueError("stop strings need a tokenizer, and this checkpoint has none")
         self.strings, self.tokenizer = strings, tokenizer
-        special = {*strings}.intersection(tokenizer.all_special_tokens) if strings else ()
-        self._ids = {tokenizer.get_vocab()[name] for name in special}
+        special = tokenizer.special_ids if strings else {}
+        self._ids = {special[string] for string in strings if string in special}
 
     def __bool__(self) -> bool:
         return bool(self.strings)

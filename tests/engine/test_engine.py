@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import sys
 import threading
 from typing import Any, ClassVar, final
@@ -17,7 +18,7 @@ import jaxspec
 from jaxspec import Engine, load
 from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import config_json, memory, parameters
-from jaxspec.checkpoint.tokenizer import Tokenizer
+from jaxspec.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.convert import llama
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Committed
@@ -138,7 +139,7 @@ class TestGenerate:
         """Decoded alone, the first word of sentencepiece's vocabularies has none."""
         backend = tokenizers.Tokenizer(models.WordLevel({f"▁w{i}": i for i in range(259)}, "▁w0"))
         backend.decoder = decoders.Metaspace()
-        words = Tokenizer(backend, {}, [], {})
+        words = Tokenizer(backend, {}, {})
         spaced, prompt = Engine(dataclasses.replace(model, tokenizer=words), "ngram+chain"), [7, 8, 7, 8, 7]
         assert words.decode(prompt).startswith("w7 w8")
         settings: Any = {"max_new_tokens": 20}
@@ -283,6 +284,16 @@ class TestStops:
         assert stops.cut([c, 2, d], [1]) == (2, "c", True)
         assert stops.cut([c, d, 2], [1]) == (2, "c", True)
         assert stops.cut([c, c], [1]) == (2, "cc", False)
+
+    def test_a_special_token_that_only_tokenizer_json_has(self, tmp_path):
+        checkpoints.byte_tokenizer().save_pretrained(tmp_path)
+        file = tmp_path / "tokenizer.json"
+        made, flags = json.loads(file.read_text()), {"single_word": False, "lstrip": False, "rstrip": False}
+        token = {"id": 259, "content": "<|eot_id|>", "special": True, "normalized": False}
+        file.write_text(json.dumps({**made, "added_tokens": [*made["added_tokens"], {**flags, **token}]}))
+        tokenizer: Any = load_tokenizer(tmp_path)
+        c, d = tokenizer.encode("cd", False)
+        assert StopStrings(["<|eot_id|>"], tokenizer).cut([c, 259, d], [1]) == (2, "c", True)
 
     def test_stream_is_the_text(self, engine):
         (whole,) = engine.generate("abcabc", max_new_tokens=40)
