@@ -3,6 +3,7 @@
 A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or on the hub.
 """
 
+import contextlib
 import dataclasses
 import gzip
 import importlib
@@ -249,8 +250,25 @@ def download(name: str, file: str | None = None) -> Path:
         raise ValueError(unreachable) from error
 
 
+def _listed(name: str, hub: Any) -> list[str]:
+    """The files of a data set; those in the cache if the hub cannot be reached and there are any."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return hub.list_repo_files(name, repo_type="dataset")
+    except HfHubHTTPError:
+        raise
+    except Exception:  # of many kinds, as in `download`
+        with contextlib.suppress(OSError, ValueError):  # it is not in the cache
+            folder = Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
+            say(f"{name}: the hub cannot be reached, so only files in its cache are found")
+            return [file.relative_to(folder).as_posix() for file in folder.rglob("*")]
+        raise
+
+
 def _choose(name: str, hub: Any) -> str:
-    there = [file for file in hub.list_repo_files(name, repo_type="dataset") if file.endswith(SUFFIXES)]
+    there = [file for file in _listed(name, hub) if file.endswith(SUFFIXES)]
     found = [file for file in there if "test" in re.split(r"[^a-z]", file.lower())] or there
     if len(found) != 1:
         offers = f"name one of {', '.join(sorted(found))} as {name}/FILE" if found else "it has none"

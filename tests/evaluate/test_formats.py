@@ -214,6 +214,20 @@ def test_no_network(error: Exception, monkeypatch: pytest.MonkeyPatch):
         read_questions("org/data")
 
 
+def test_a_cached_data_set_is_read_without_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    repo, commit = tmp_path / "datasets--org--data", "0" * 40
+    (snapshot := repo / "snapshots" / commit / "all").mkdir(parents=True)
+    (snapshot / "test.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    assert read_questions("org/data") == read_questions("org/data/all/test.jsonl") == [Question(("a",))]
+    assert capsys.readouterr().err == "org/data: the hub cannot be reached, so only files in its cache are found\n"
+
+
 def test_no_hub_to_reach():
     with pytest.raises(ValueError, match="not in the hub's cache, and the hub cannot be reached"):
         read_questions("org/no-such-data-set")
