@@ -66,13 +66,17 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     sys.unraisablehook = _unless_loop_is_closed
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax logs a traceback in each thread
     try:
-        command()
-        buckets.flush()
+        try:
+            command()
+            buckets.flush()
+        except SystemExit:
+            _flush_output()
+            raise
+        _flush_output()  # here, since errors of the interpreter's own flush at the end are not caught
     except KeyboardInterrupt:
         fail("interrupted", 130)
     except BrokenPipeError:
         # The reader of the pipe has ended: no message.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if watching := shared_exit.running():
             watching.tell("", 1)
         sys.exit(1)
@@ -87,8 +91,22 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     finally:
         with contextlib.suppress(OSError):  # the reason why the command failed is printed already
             buckets.flush()
+        try:
+            _flush_output()
+        except OSError:  # the interpreter would try again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         signal.signal(signal.SIGTERM, before)
     sys.exit(0)
+
+
+def _flush_output() -> None:
+    """Writes what was printed. Raises OSError that names stdout."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        error.filename = "stdout"
+        raise
 
 
 _ENDED = re.compile(r"static arguments.*^(?:KeyboardInterrupt|SystemExit: (\d+))", re.DOTALL | re.MULTILINE)

@@ -31,8 +31,7 @@ INSTEAD = {  # by (command, option): options that replace all others of the comm
 def main() -> None:
     """Entry point of the console script."""
     if sys.argv[1:] == ["--version"]:
-        print(f"jaxspec {jaxspec.__version__}")
-        return
+        run(lambda: print(f"jaxspec {jaxspec.__version__}"))
     options = {word.partition("=")[0] for word in sys.argv[2:]}
     chosen = {name: kind for (name, option), kind in INSTEAD.items() if option in options and name == sys.argv[1]}
     commands = COMMANDS | chosen

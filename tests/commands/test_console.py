@@ -1,6 +1,9 @@
 """Every exception becomes one sentence and an exit code."""
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,21 @@ def test_an_upload_that_fails_at_the_end(capsys: pytest.CaptureFixture[str], mon
         console.run(lambda: None)
     assert exit_.value.code == 1
     assert capsys.readouterr().err == "error: gs://bucket/log: the bucket does not answer\n"
+
+
+@pytest.mark.parametrize("then", ["", "; raise SystemExit(0)", "; raise SystemExit(1)"])
+@pytest.mark.parametrize("full", [True, False])
+def test_output_that_cannot_be_written(full: bool, then: str):
+    """A full disk is an error, a reader that has ended is not named."""
+    code = f"import sys\nfrom jaxspec.commands import console\ndef do(): print('x'){then}\nconsole.run(do)"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe, Path("/dev/full").open("wb") as disk:
+        out = disk if full else pipe
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, stdout=out, stderr=subprocess.PIPE)
+    assert done.stderr == (b"error: stdout: No space left on device\n" if full else b"")
+    assert done.returncode == 1
 
 
 def test_traceback_on_request(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
