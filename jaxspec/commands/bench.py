@@ -21,7 +21,7 @@ def run(settings: Bench) -> None:
             raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")
         check_folder(settings.report)
         results = () if settings.json is None else (settings.json, log_of(settings.json))
-        check_apart(settings.report, settings.prompts, *results)
+        check_apart(settings.report, settings.prompts, settings.target, *results)
     if settings.json is None and settings.simulate is None:
         settings = dataclasses.replace(settings, prices=False)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
 from jaxspec.engine.program import Program
 from jaxspec.host import environment
-from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import backend, sharding
@@ -46,6 +47,7 @@ def run(settings: PlanSettings) -> None:
     """Plans, prints the plan, and writes it to `--json` if given."""
     if settings.json is not None:
         check_folder(settings.json)
+        check_apart(settings.json, Path(settings.tau or ""), Path(settings.model, "config.json"))
     jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
     found = plan(settings)
     show(found, Console(highlight=False))

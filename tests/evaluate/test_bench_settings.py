@@ -73,3 +73,6 @@ def test_conditions_are_runs_of_their_own(finished: Finished):
         run(dataclasses.replace(finished.command, json=None, report=Path("x.html")))
     with pytest.raises(ValueError, match="is read by this command"):
         run(dataclasses.replace(finished.command, json=Path("x.json"), report=Path("x.json")))
+    more = {"json": None, "simulate": "0.5", "target": Path("config.json"), "report": Path("config.json")}
+    with pytest.raises(ValueError, match="is read by this command"):
+        run(dataclasses.replace(finished.command, **more))

@@ -324,6 +324,16 @@ def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Pa
     assert "lacks tau" in remarks.splitlines()[-1]
 
 
+def test_the_plan_replaces_nothing_that_it_reads(jaxspec: Command, tmp_path: Path):
+    (bench := tmp_path / "bench.json").write_text("{}")
+    (config := tmp_path / "config.json").write_text("{}")
+    for more in (("--tau", bench, "--json", bench), ("--model", tmp_path, "--json", config)):
+        code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", *more)
+        assert code == 2
+        assert "is read by this command, and would be replaced by its output" in remarks.splitlines()[-1]
+    assert bench.read_text() == config.read_text() == "{}"
+
+
 def test_builders_learn_costs_from_the_roofline():
     settings = PlanSettings(model="builtin", method="early-exit+pruned", device="h100-80g:1", context=256)
     builder = parse_method(plan(settings)["resolved"]).builder
