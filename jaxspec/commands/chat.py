@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -88,6 +89,8 @@ def lines() -> Iterator[str]:
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 (lines can then be edited)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text are an error of their line only
     while True:
         try:
             yield input("> " if sys.stdin.isatty() else "")

@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.engine.requests import encode
 from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.questions import Question
 
@@ -69,11 +70,9 @@ class Source:
 
     @classmethod
     def of(cls, model: Checkpoint, questions: Sequence[Question]) -> "Source":
-        """The source for a checkpoint and the questions of a prompt file."""
-        texts = ()
-        if (tokenizer := model.tokenizer) is not None:
-            encoded = (tokenizer.encode(question.turns[0]) for question in questions)
-            texts = tuple(tuple(text) for text in encoded if text)
+        """The source for a checkpoint and the questions of a prompt file. Raises ValueError as `encode` does."""
+        asked = [question.turns[0] for question in questions if question.turns[0]]
+        texts = tuple(map(tuple, encode(asked, model, False))) if asked and model.tokenizer is not None else ()
         words = "".join(text_of(model.tokenizer, list(text), []) for text in texts)
         config = model.config.model
         return cls(config.vocab_size, config.usable_length, texts, words)

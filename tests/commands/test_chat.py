@@ -27,7 +27,8 @@ def talk(monkeypatch, capsys, path):
     def command(*lines, options=()):
         typed = ["jaxspec", "chat", "--target", str(path), "--method", METHOD, "--max-new-tokens", str(NEW), *options]
         monkeypatch.setattr("sys.argv", typed)
-        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        piped = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8"))
         with pytest.raises(SystemExit) as exit_:
             main.main()
         return exit_.value.code, *capsys.readouterr()
@@ -110,6 +111,13 @@ def test_what_does_not_fit_is_said_and_the_chat_goes_on(talk, path):
     assert (code, out) == (0, f"{answer}\n")
     assert "leaves no room for an answer: the model has 256 positions" in remarks
     assert "/reset starts a new conversation" in remarks
+
+
+def test_bytes_that_are_no_text_do_not_end_the_chat(talk, path):
+    (answer,) = answers(path, ["ab"])
+    code, out, remarks = talk("caf\udce9", "ab")
+    assert (code, out) == (0, f"{answer}\n")
+    assert "holds U+DCE9 at " in remarks and "which is no character" in remarks
 
 
 def test_a_long_answer_leaves_room_for_the_next(talk):

@@ -172,9 +172,14 @@ def test_what_a_method_raises_is_a_failure(verify: Command, monkeypatch: pytest.
         (("--only", "plain/greedy/0", "--json", "x.json"), "--only repeats single cases and writes no --json"),
         (("--json", "x.jsonl"), "--json names a file of JSON"),
         (("--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),
+        (("--prompts", "surrogate.jsonl"), "prompt 0 holds U+D83D at 10, which is no character"),
     ],
 )
-def test_bad_input_is_one_sentence(arguments: tuple[str, ...], says: str, verify: Command) -> None:
+def test_bad_input_is_one_sentence(
+    arguments: tuple[str, ...], says: str, verify: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("surrogate.jsonl").write_text('{"prompt": "cut emoji \\ud83d"}')
     code, out, remarks = verify(*arguments)
     assert (code, out) == (2, "")
     assert says in remarks.splitlines()[-1] and "Traceback" not in remarks
