@@ -20,7 +20,7 @@ from jaxspec.engine.statistics import statistics_of
 from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Chat
-from jaxspec.report.draft_colours import coloured_pieces, legend
+from jaxspec.report.draft_colours import coloured_pieces, has_colours, legend, print_text
 
 ROUNDS = 4  # between two looks at the text
 HELP = """/stats   tokens, rounds, tau and tokens/s of the last answer and of the conversation
@@ -134,13 +134,13 @@ def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Sessi
 
 def print_answer(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> Iterator[tuple[Generation, bool]]:
     """Prints an answer while it is decoded. Yields it after each piece, and whether it is complete."""
-    tokenizer, console = session.model.tokenizer, Console(highlight=False, soft_wrap=True)
-    in_colour, shown, printed = console.color_system is not None, ShownText(tokenizer), 0
+    tokenizer, console = session.model.tokenizer, Console()
+    in_colour, shown, printed = has_colours(console), ShownText(tokenizer), 0
     for found, final in snapshots(session, StopStrings((), tokenizer), ROUNDS):
         if drafts:
             texts = coloured_pieces(found, tokenizer, True, in_colour)
             for text in texts[printed:]:
-                console.print(text, end="")
+                print_text(console, text, end="")
             printed = len(texts)
         else:
             for piece in shown.more(found.text, final=final, hold=0):

@@ -5,6 +5,7 @@ import shutil
 import statistics
 
 from rich.console import Console
+from rich.text import Text
 
 from jaxspec.checkpoint.builtin import BUILTIN
 from jaxspec.checkpoint.loading import load
@@ -18,7 +19,7 @@ from jaxspec.host.compilation import compile_all
 from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
 from jaxspec.options.by_command import Demo
-from jaxspec.report.draft_colours import coloured, legend
+from jaxspec.report.draft_colours import coloured, has_colours, legend, print_text
 
 # One method beside plain decoding: each adds a quarter to the time of a first run. It is builtin's default.
 METHODS = ("plain", "dflash")
@@ -55,9 +56,9 @@ def run(settings: Demo) -> None:
     runs = {name: found[1:] for name, found in runs.items()}  # the first may still compile something
     best = min(METHODS[1:], key=lambda name: seconds(runs[name]))
     console.rule(f"Code that the model wrote with {best}")
-    console.print(prompt, end="", style="dim", markup=False)
-    console.print(coloured(runs[best][0], model.tokenizer, rejected=False))
-    if console.color_system:
+    print_text(console, Text(prompt, "dim"), end="")
+    print_text(console, coloured(runs[best][0], model.tokenizer, rejected=False))
+    if has_colours(console):
         console.print(legend(colours=True).partition(", struck")[0], style="dim")
     console.rule()
     print_table(console, "method", ("tokens/s", "speedup", "tau", "divergences"), rows(runs, model.target))

@@ -13,7 +13,7 @@ from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.arguments import integer
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Generate
-from jaxspec.report.draft_colours import coloured, legend
+from jaxspec.report.draft_colours import coloured, has_colours, legend, print_text
 
 ENDED = {
     "length": "stopped at --max-new-tokens",
@@ -84,9 +84,8 @@ def show(settings: Generate, tokenizer: Any, prompt: str, generation: Generation
     if settings.format == "json":
         print(json.dumps(to_json(prompt, generation), ensure_ascii=False))
     elif settings.show_drafts:
-        console = Console(highlight=False, soft_wrap=True)
-        colours = console.color_system is not None
-        console.print(coloured(generation, tokenizer, rejected=True, colours=colours))
+        colours = has_colours(console := Console())
+        print_text(console, coloured(generation, tokenizer, rejected=True, colours=colours))
         say(legend(colours))
     else:
         print(generation.text)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.segment import Segments
 from rich.text import Text
 
 from jaxspec.engine.generation import Generation, Round
@@ -12,6 +14,16 @@ from jaxspec.engine.generation import Generation, Round
 STYLES = {"prefill": "bold", "accepted": "green", "bonus": "bold blue", "rejected": "dim red strike"}
 LEGEND = "green: drafted and accepted, blue: from the target (the bonus token), struck out: drafted and rejected"
 PLAIN_LEGEND = "[-in brackets-]: drafted and rejected"
+
+
+def has_colours(console: Console) -> bool:
+    """Whether a console shows colours: it is a terminal, and NO_COLOR is not set."""
+    return console.color_system is not None and not console.no_color
+
+
+def print_text(console: Console, text: Text, end: str = "\n") -> None:
+    """Prints a text with its tabs, which `Console.print` would expand."""
+    console.print(Segments(text.render(console, end)), soft_wrap=True)
 
 
 def legend(colours: bool) -> str:

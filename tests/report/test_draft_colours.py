@@ -1,13 +1,16 @@
 """Text with its drafts: only drafts that the target rejected are struck out."""
 
 import dataclasses
+import io
 
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from jaxspec.decoding.round_records import from_rows
 from jaxspec.engine.generation import Generation, Round
-from jaxspec.report.draft_colours import coloured, legend, pieces
+from jaxspec.report.draft_colours import coloured, has_colours, legend, pieces, print_text
 
 
 def cut(committed: list[int], accepted: int) -> Generation:
@@ -51,6 +54,20 @@ def test_without_colours_rejected_drafts_stand_in_brackets():
     assert "strike" in str(next(span.style for span in shown.spans if shown.plain[span.start : span.end] == "<12><13>"))
     assert "struck out" in legend(True)
     assert "in brackets" in legend(False)
+
+
+def test_a_terminal_without_colours_is_none_with_them():
+    terminal = {"force_terminal": True, "_environ": {"TERM": "xterm-256color"}}
+    assert has_colours(Console(**terminal))
+    assert not has_colours(Console(**terminal, no_color=True))
+    assert not has_colours(Console(file=io.StringIO(), _environ={}))
+
+
+def test_tabs_and_long_lines_stay():
+    console = Console(file=(file := io.StringIO()), width=20)
+    print_text(console, Text("if x:\n\treturn" + 9 * " 'abc'"), end="")
+    print_text(console, Text("[b]"))
+    assert file.getvalue() == "if x:\n\treturn" + 9 * " 'abc'" + "[b]\n"
 
 
 def test_a_text_ends_before_its_stop_string():
