@@ -107,12 +107,14 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
             yield temporary
             check_new(out)  # another process may have made it meanwhile
             temporary.rename(out)
-    except BaseException as error:
-        if _is_disk_full(error):
-            raise DiskFullError(
-                f"the disk of {out} is full and nothing was kept; make room for {filesize.decimal(needed)}"
-            ) from error
+    except DiskFullError:
         raise
+    except BaseException as error:
+        if (file := _on_full_disk(error)) is None:
+            raise
+        # The work may write elsewhere too, such as checkpoints, which stay.
+        place = out if not file or file.startswith(str(parent / f".{out.name}.")) else file
+        raise DiskFullError(f"the disk of {place} is full, so {out} was not written; make room there") from error
 
 
 @contextlib.contextmanager
@@ -228,11 +230,11 @@ def check_room(out: Path, needed: int) -> None:
         raise DiskFullError(f"{out} needs {more} more and its disk has {there} free; make room first")
 
 
-def _is_disk_full(error: BaseException) -> bool:
-    """Whether an error or its cause is ENOSPC or EDQUOT, which TensorStore reports in words only."""
+def _on_full_disk(error: BaseException) -> str | None:
+    """The file that ENOSPC or EDQUOT, of an error or its cause, names; "" if it names none, None for other errors."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):
-        return True
+        return str(error.filename or "")
+    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):  # from TensorStore
+        return next(iter(re.findall('"(/.*?)"', str(error))), "")
     cause = error.__cause__ or error.__context__
-    return cause is not None and cause is not error and _is_disk_full(cause)  # `buckets.described` may return its cause
+    return None if cause in (None, error) else _on_full_disk(cause)  # `buckets.described` may return its cause

@@ -71,10 +71,14 @@ def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
     if buckets.in_bucket(path):
         buckets.append(path, "".join(map(to_line, lines)))
         return
-    with path.open("a", encoding="utf-8") as file:
-        file.write("".join(map(to_line, lines)))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(map(to_line, lines)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
 
 
 def to_line(values: dict[str, Any]) -> str:

@@ -101,7 +101,7 @@ def test_no_space_left_in_the_middle(model: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("jaxspec.checkpoint.parameters.write_params", full)
     result = run("llama", model, tmp_path / "ckpt")
     assert result.code == 1
-    assert "is full and nothing was kept" in result.last
+    assert f"the disk of {tmp_path / 'ckpt'} is full, so {tmp_path / 'ckpt'} was not written" in result.last
     assert only(tmp_path) == []
 
 

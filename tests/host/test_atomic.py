@@ -11,6 +11,7 @@ import pytest
 
 from jaxspec.host.atomic import DiskFullError, check_apart, check_folder, check_ours, scratch, staged, write_whole
 from jaxspec.host.buckets import described
+from jaxspec.host.json_lines import append_lines
 
 
 def test_a_folder_appears_when_all_of_it_is_there(tmp_path: Path):
@@ -33,6 +34,33 @@ def test_nothing_stays_of_what_was_broken_off(error: Exception, raised: type[Exc
     with pytest.raises(raised):
         fill()
     assert list(tmp_path.iterdir()) == []
+
+
+TENSORSTORE = 'Error writing "a/c/0" in OCDBT database at local file "{}/": No space left on device'
+
+
+def test_the_disk_that_is_full_is_named(tmp_path: Path):
+    """A training writes its data, checkpoints and metrics elsewhere, and they stay."""
+    (run := tmp_path / "run").mkdir()
+    (run / "metrics").symlink_to("/dev/full")
+
+    def fail(error: Exception) -> None:
+        raise error
+
+    def prepare(folder: Path) -> None:
+        with staged(run / "data", 0):
+            fail(OSError(errno.ENOSPC, "full"))
+
+    out = f"the disk of {tmp_path}/out is full, so {tmp_path}/out was not written; make room there"
+    for work, said in (
+        (lambda folder: fail(ValueError(TENSORSTORE.format(folder / "params"))), out),
+        (lambda folder: fail(OSError(errno.EDQUOT, "full", str(folder / "a"))), out),
+        (lambda folder: fail(ValueError(TENSORSTORE.format(run / "checkpoints"))), f"of {run}/checkpoints/ is full"),
+        (lambda folder: append_lines(run / "metrics", [{"loss": 1.0}]), f"of {run}/metrics is full, so {tmp_path}/out"),
+        (prepare, f"the disk of {run}/data is full, so {run}/data was not written"),
+    ):
+        with pytest.raises(DiskFullError, match=said), staged(tmp_path / "out", 0) as folder:
+            work(folder)
 
 
 def test_an_error_that_is_its_own_cause_is_raised(tmp_path: Path):
