@@ -85,7 +85,7 @@ class Budgeted(CostAware, ConfidencePower):
         self, expected: Float[Array, "B sizes"], rows: Bool[Array, " B"], drafted: Int[Array, ""]
     ) -> Float[Array, " sizes"]:
         """The rate of each compiled size, over the chosen rows, after `drafted` levels."""
-        level, verify = self.known[0], jnp.array([cost for _, cost in self.buckets])
+        level, verify = self.known[0], jnp.array([cost for _, cost in self.buckets], jnp.float32)
         return jnp.where(rows[:, None], expected, 0.0).sum(axis=0) / (drafted * level + verify)
 
     @property

@@ -43,10 +43,10 @@ class Cape(TreeBuilder):
         offered = proposal.token.shape[2]  # fewer in a small vocabulary
         top = jnp.exp(proposal.log_prob[..., 0])
         bounds, widths = zip(*WIDTHS, strict=True)
-        width = jnp.array(widths)[(top > jnp.array(bounds[:-1])).sum(axis=1)]
+        width = jnp.array(widths)[(top > jnp.array(bounds[:-1], jnp.float32)).sum(axis=1)]
         live = first(proposal.live) & (jnp.arange(offered) < width[:, None]) & (frontier.live & active[:, None])
         log_confidence = take(tree.log_confidence, frontier.node) + first(proposal.log_prob)
-        slots = 1 + frontier.level * MOST + jnp.arange(offered)
+        slots = 1 + frontier.level * MOST + jnp.arange(offered, dtype=jnp.int32)
         parent = jnp.broadcast_to(frontier.node, live.shape)
         tree = add_nodes(tree, slots, first(proposal.token), parent, log_confidence, live)
         return tree, Frontier(node=frontier.node * 0 + slots[0], live=live[:, :1], level=frontier.level + 1)

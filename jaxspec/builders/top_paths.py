@@ -70,7 +70,7 @@ class TopPaths(TreeBuilder):
         pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
         parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
         first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
-        slots = first + jnp.arange(count)
+        slots = first + jnp.arange(count, dtype=jnp.int32)
         found = score > -jnp.inf
         tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
         width = min(limits.frontier, count)

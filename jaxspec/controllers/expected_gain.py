@@ -75,21 +75,21 @@ class ExpectedGain(LengthPlanner):
         self.check_costs()
 
     def init(self, batch: int) -> GainState:
-        plain = self.round_cost(jnp.zeros((), jnp.int32), jnp.ones(()))
+        plain = self.round_cost(jnp.zeros((), jnp.int32), jnp.ones((), jnp.float32))
         return GainState(
-            weights=jnp.broadcast_to(jnp.array(PRIOR), (batch, 2)) + 0,
-            precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY)), (batch, 2, 2)) + 0,
+            weights=jnp.broadcast_to(jnp.array(PRIOR, jnp.float32), (batch, 2)) + 0,
+            precision=jnp.broadcast_to(jnp.diag(jnp.array(CERTAINTY, jnp.float32)), (batch, 2, 2)) + 0,
             accepted=jnp.full(batch, PRIOR_LEVELS[0], jnp.float32),
             rejected=jnp.full(batch, PRIOR_LEVELS[1], jnp.float32),
-            tokens=jnp.ones(batch),
-            time=jnp.full(batch, plain),
+            tokens=jnp.ones(batch, jnp.float32),
+            time=jnp.full(batch, plain, jnp.float32),
             density=chain_density(batch),
-            costs=jnp.zeros((batch, LONGEST + 1)),
-            earned=jnp.zeros(batch),
-            theta=jnp.zeros(batch),
-            coverage=jnp.zeros(batch),
-            chance=jnp.ones(batch),
-            odds=jnp.zeros((batch, LONGEST)),
+            costs=jnp.zeros((batch, LONGEST + 1), jnp.float32),
+            earned=jnp.zeros(batch, jnp.float32),
+            theta=jnp.zeros(batch, jnp.float32),
+            coverage=jnp.zeros(batch, jnp.float32),
+            chance=jnp.ones(batch, jnp.float32),
+            odds=jnp.zeros((batch, LONGEST), jnp.float32),
         )
 
     def begin(
@@ -181,7 +181,7 @@ def learn(
     chance = chance_of(weights, odds)
     error = jnp.where(valid, (position < accepted[:, None]) - chance, 0.0)
     slope = jnp.where(valid, chance * (1 - chance), 0.0)
-    certainty, prior = jnp.diag(jnp.array(CERTAINTY)), jnp.array(PRIOR)
+    certainty, prior = jnp.diag(jnp.array(CERTAINTY, jnp.float32)), jnp.array(PRIOR, jnp.float32)
     new = certainty + DISCOUNT * (precision - certainty) + jnp.einsum("bp,bpi,bpj->bij", slope, inputs, inputs)
     pull = (1 - DISCOUNT) * (prior - weights) @ certainty
     step = jnp.einsum("bij,bj->bi", inverse(new), jnp.einsum("bp,bpi->bi", error, inputs) + pull)

@@ -68,8 +68,8 @@ class LengthTS(LengthPlanner):
     def init(self, batch: int) -> LengthState:
         # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         return LengthState(
-            accepted=jnp.zeros((batch, LONGEST)),
-            rejected=jnp.zeros((batch, LONGEST)),
+            accepted=jnp.zeros((batch, LONGEST), jnp.float32),
+            rejected=jnp.zeros((batch, LONGEST), jnp.float32),
             density=chain_density(batch),
             length=jnp.zeros(batch, jnp.int32),
         )
@@ -93,14 +93,14 @@ class LengthTS(LengthPlanner):
 
     def posterior(self, state: LengthState) -> tuple[Float[Array, "B positions"], Float[Array, "B positions"]]:
         """Alpha and beta of each position's posterior."""
-        weights = jnp.full(LONGEST, LIKENESS).at[0].set(self.prior_alpha + self.prior_beta)
+        weights = jnp.full(LONGEST, LIKENESS, jnp.float32).at[0].set(self.prior_alpha + self.prior_beta)
 
         def position(mean: Float[Array, " B"], here: tuple) -> tuple:
             weight, accepted, rejected = here
             alpha, beta = weight * mean + accepted, weight * (1 - mean) + rejected
             return alpha / (alpha + beta), (alpha, beta)
 
-        first = jnp.full(state.length.shape, self.prior_alpha / (self.prior_alpha + self.prior_beta))
+        first = jnp.full_like(state.accepted[:, 0], self.prior_alpha / (self.prior_alpha + self.prior_beta))
         seen = (weights, state.accepted.T, state.rejected.T)
         _, (alpha, beta) = jax.lax.scan(position, first, seen, unroll=True)
         return alpha.T, beta.T
@@ -122,5 +122,5 @@ def best_length(
 ) -> Int[Array, ""]:
     """The draft length (0 or more) with the most expected tokens of unfinished rows per cost of the round."""
     reached = jnp.cumprod(theta, axis=1) * unfinished[:, None]
-    tokens = unfinished.sum() + jnp.concatenate([jnp.zeros(1), jnp.cumsum(reached.sum(axis=0))])
+    tokens = unfinished.sum() + jnp.concatenate([jnp.zeros(1, jnp.float32), jnp.cumsum(reached.sum(axis=0))])
     return jnp.argmax(tokens / costs).astype(jnp.int32)

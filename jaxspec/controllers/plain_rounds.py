@@ -67,7 +67,8 @@ class PlainRounds(Controller):
         return dataclasses.replace(self, inner=self.inner.at_context(context), costs=part)
 
     def init(self, batch: int) -> PlainState:
-        return PlainState(balance=jnp.zeros(batch), on_trial=jnp.zeros(batch, bool), inner=self.inner.init(batch))
+        balance, on_trial = jnp.zeros(batch, jnp.float32), jnp.zeros(batch, bool)
+        return PlainState(balance=balance, on_trial=on_trial, inner=self.inner.init(batch))
 
     def begin(
         self,
@@ -118,4 +119,4 @@ def least(rows: Bool[Array, " B"]) -> Float[Array, ""]:
 
 def mean(values: Float[Array, " B"] | Int[Array, " B"], rows: Bool[Array, " B"]) -> Float[Array, ""]:
     """The mean of the chosen rows; 0 if there is none."""
-    return jnp.where(rows, values, 0).sum() / jnp.maximum(rows.sum(), 1)
+    return jnp.where(rows, values, 0).sum(dtype=jnp.float32) / jnp.maximum(rows.sum(), 1)

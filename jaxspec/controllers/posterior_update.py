@@ -33,8 +33,8 @@ def draw_beta(
     shape = jnp.stack([alpha, beta], axis=1)
     more = shape + 1  # Gamma(a) is Gamma(a + 1) times U^(1 / a), and the approximation is good for shapes above 1
     third = 1 / (9 * more)
-    normal = jax.vmap(lambda key: jax.random.normal(key, shape.shape[1:]))(fold(keys, 0))
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, shape.shape[1:], minval=1e-20))(fold(keys, 1))
+    normal = jax.vmap(lambda key: jax.random.normal(key, shape.shape[1:], jnp.float32))(fold(keys, 0))
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, shape.shape[1:], jnp.float32, minval=1e-20))(fold(keys, 1))
     root = jnp.maximum(1 - third + normal * jnp.sqrt(third), 1e-6)
     log = jnp.log(more) + 3 * jnp.log(root) + jnp.log(uniform) / shape
     return jax.nn.sigmoid(log[:, 0] - log[:, 1])

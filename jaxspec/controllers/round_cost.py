@@ -26,7 +26,7 @@ class Density:
 
 def chain_density(batch: int) -> Density:
     """The initial density: one node per level, as in a chain."""
-    return Density(nodes=jnp.ones(batch), levels=jnp.ones(batch))
+    return Density(nodes=jnp.ones(batch, jnp.float32), levels=jnp.ones(batch, jnp.float32))
 
 
 def count_density(density: Density, counts: RoundCounts) -> Density:

@@ -32,7 +32,7 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
     peak = kept.max(axis=-1, keepdims=True)
     weight = jnp.where(jnp.isneginf(kept), 0.0, jnp.exp(kept - jnp.where(jnp.isneginf(peak), 0.0, peak)))
     soft = weight / jnp.maximum(weight.sum(axis=-1, keepdims=True), jnp.finfo(jnp.float32).tiny)
-    best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1]) * ~jnp.isneginf(peak)
+    best = jax.nn.one_hot(logits.argmax(axis=-1), logits.shape[-1], dtype=jnp.float32) * ~jnp.isneginf(peak)
     return jnp.where(_per_row(sampling.temperature, logits) > 0, soft, best)
 
 
@@ -82,7 +82,7 @@ def gumbel(keys: Key[Array, " B"], shape: tuple[int, ...]) -> Float[Array, "B *s
 
 def bernoulli(keys: Key[Array, " B"], chance: Float[Array, " B"]) -> Bool[Array, " B"]:
     """One random bool per row, true with the given probability."""
-    return jax.vmap(jax.random.uniform)(keys) < chance
+    return jax.vmap(lambda key: jax.random.uniform(key, dtype=jnp.float32))(keys) < chance
 
 
 def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:

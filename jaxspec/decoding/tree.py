@@ -52,7 +52,7 @@ def init_tree(root: Int[Array, " B"], size: int, vocab_size: int | None) -> Draf
         token=jnp.where(first, root[:, None], 0),
         parent=jnp.full((batch, size), NO_PARENT, jnp.int32),
         depth=jnp.zeros((batch, size), jnp.int32),
-        log_confidence=jnp.where(first, 0.0, -jnp.inf),
+        log_confidence=jnp.where(first, jnp.float32(0), -jnp.inf),
         live=first,
         ancestors=jnp.broadcast_to(jnp.eye(size, dtype=bool), (batch, size, size)),
         draft_probs=None if vocab_size is None else jnp.zeros((batch, size, vocab_size), jnp.float32),
@@ -109,7 +109,8 @@ def subtree(tree: DraftTree, selection: Selection) -> DraftTree:
     size = tree.token.shape[1]
     rows = jnp.arange(node.shape[0])[:, None]
     new_of_old = jnp.full((node.shape[0], size), NO_PARENT, jnp.int32)
-    new_of_old = new_of_old.at[rows, jnp.where(live, node, size)].set(jnp.arange(node.shape[1]), mode="drop")
+    place = jnp.arange(node.shape[1], dtype=jnp.int32)
+    new_of_old = new_of_old.at[rows, jnp.where(live, node, size)].set(place, mode="drop")
     parent = take(tree.parent, node)
     parent = jnp.where(live & (parent >= 0), take(new_of_old, parent), NO_PARENT)
     ancestors = jnp.take_along_axis(take(tree.ancestors, node), node[:, None, :], axis=2)

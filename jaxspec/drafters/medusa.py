@@ -97,7 +97,7 @@ class Medusa(Drafter):
     ) -> tuple[Drafts, Feature]:
         # A switch, because a slice of stacked weights would be copied. Levels beyond the last branch take the last one.
         tokens = size_of(models.draft.draft_vocabulary, models.target.config.vocab_size)
-        nothing = lambda x: (jnp.full((len(x), tokens), -jnp.inf), x)
+        nothing = lambda x: (jnp.full((len(x), tokens), -jnp.inf, jnp.float32), x)
         return _drafts_of(models, *jax.lax.switch(frontier.level, [*models.draft.heads, nothing], state)), state
 
 

@@ -67,7 +67,7 @@ class Ngram(Drafter):
             tokens.append(jnp.take_along_axis(follows[:, 0], best[-1] % size, axis=1))
             place = jnp.where(follows == tokens[-1][..., None], -1, place)
         found = jnp.stack(best, axis=-1)
-        score = jnp.where(found >= 0, self.sharpness * (found // size) + found % size / size, -jnp.inf)
+        score = jnp.where(found >= 0, self.sharpness * (found // size) + found % size / jnp.float32(size), -jnp.inf)
         total = jax.nn.logsumexp(score, axis=-1, keepdims=True)
         chance = suffix_match.chance(state, jnp.maximum(found[..., :1] // size, 0))
         logits = score + jnp.where(found[..., :1] >= 0, jnp.log(chance) - total, 0.0)

@@ -70,7 +70,7 @@ def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int
     """
     size = text.shape[1]
     matched = match_lengths(text, length, last_tokens(text, length, longest))[:, 0]
-    best = (matched * size + jnp.arange(size)).max(axis=1)  # the longest, then the latest
+    best = (matched * size + jnp.arange(size, dtype=jnp.int32)).max(axis=1)  # the longest, then the latest
     found = best // size
     at = jnp.where(found > 0, best % size, 0)
     period = jnp.where(found > 0, length - 1 - at, 1)
@@ -92,7 +92,7 @@ def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -
 
 def expectation(matched: Int[Array, " matched"]) -> Float[Array, " matched"]:
     """The prior probability, by length of the match."""
-    return matched / (matched + 2.0)
+    return matched / (matched + jnp.float32(2))
 
 
 def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " B"]) -> MatchState:

@@ -44,7 +44,7 @@ class RejectionSampling(Rule):
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         batch, nodes = tree.token.shape
-        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,)))(fold(draws.keys, 0))
+        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,), jnp.float32))(fold(draws.keys, 0))
         bonus_keys = fold(draws.keys, 1)
         target = probabilities(logits, draws.sampling)  # for all nodes at once: on a mesh, top-p needs all-reduces
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
@@ -57,7 +57,7 @@ class RejectionSampling(Rule):
 
             def test(_, carry):
                 p, q, children, child = carry
-                candidate = children.argmax(axis=1)
+                candidate = children.argmax(axis=1).astype(jnp.int32)
                 token = jnp.take_along_axis(tree.token, candidate[:, None], axis=1)
                 of = lambda values, index: jnp.take_along_axis(values, index, axis=1)[:, 0]
                 open_ = children.any(axis=1) & (child < 0)
@@ -67,7 +67,7 @@ class RejectionSampling(Rule):
                 children = children & (jnp.arange(nodes) != candidate[:, None])
                 return p, q, children, jnp.where(accept, candidate, child)
 
-            none = jnp.full((batch,), -1)
+            none = jnp.full((batch,), -1, jnp.int32)
             p, _, _, child = jax.lax.fori_loop(0, branching, test, (p, q, children, none))
             token = sample(fold(bonus_keys, step), p)
             found = on_path & (child >= 0)

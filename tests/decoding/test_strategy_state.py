@@ -1,11 +1,12 @@
 """The state of every drafter and controller is of rows: each of its arrays begins with the axis B, whenever it is seen.
 
-Nothing is computed: shapes are known from tracing.
+Its types are the same with `jax_enable_x64`. Nothing is computed: shapes are known from tracing.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxspec.builders.chain import Chain
@@ -19,6 +20,7 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.methods.acceptance_labels import RecordingDrafter
+from tests.lossless.combinations import BUILDERS
 from tests.lossless.harness import models, requests, speculation, start, weights
 
 BATCH, LENGTH = 4, 3
@@ -28,6 +30,7 @@ DRAFTING = [parse_method(name) for name in NAMES]
 COSTS = CostTable(plain=1.0, verify=((1, 1.0), (8, 2.0)), level=((1, 0.1),))
 NAMED = [name for name, kind in CONTROLLERS.items() if not kind.needs_estimates]  # which has no state
 STOPPING = [parse_method(f"draft-model+chain+{name}").with_costs(COSTS) for name in NAMED]
+GROWING = [parse_method(f"eagle+{name}") for name in BUILDERS]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,16 @@ def test_controllers(method: Method, everything: Models):
     for when, state in seen(spec, weights(spec, everything)).items():
         assert strays(state.controller) == [], when
         assert jax.tree.leaves(state.controller) or method.controller.name in STATELESS
+
+
+@pytest.mark.parametrize("method", [*DRAFTING, *STOPPING, *GROWING], ids=[*NAMES, *NAMED, *BUILDERS])
+def test_with_64_bit_types(method: Method, everything: Models):
+    """A round that gave another type than it was given could not be a step of the loop."""
+    spec = speculation(method, greedy=False)
+    with jax.enable_x64(True):
+        for when, state in seen(spec, weights(spec, everything)).items():
+            wide = [leaf for leaf in jax.tree.leaves(state) if leaf.dtype in (jnp.float64, jnp.int64)]
+            assert wide == [], when
 
 
 def test_the_recording_drafter(everything: Models):

@@ -115,3 +115,12 @@ SAMPLED = [
 @pytest.mark.parametrize(("kind", "method"), SAMPLED)
 def test_sampled_text_has_the_targets_distribution(kind: str, method: str):
     assert p_value(speculation(parse_method(method), False), models_in(kind, VOCAB, 1), 0.7, 0.8) > FALSE_ALARM
+
+
+def test_the_same_text_with_64_bit_types():
+    """With `jax_enable_x64` the noise is float32 too."""
+    known, spec = models(23), speculation(parse_method("draft-model+chain,length=4+beta-ts,prior_alpha=1"), False)
+    asked = requests([[1, 2, 3], [4]], 20, temperature=1.0)
+    texts, _ = run(spec, known, asked)
+    with jax.enable_x64(True):
+        assert run(spec, known, asked)[0] == texts
