@@ -223,7 +223,7 @@ def _difference(
         return at + size, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())
 
     unread = lambda carry: (carry[0] < end).any()
-    return jax.lax.while_loop(unread, block, (begin, jnp.zeros(())))[1]
+    return jax.lax.while_loop(unread, block, (begin, jnp.float32(0)))[1]
 
 
 def _window(values: Shaped[Array, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:

@@ -88,7 +88,7 @@ class Replayed(Rule):
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         nodes, position = tree.token.shape[1], jnp.arange(max(depth, 1))
-        uniform = jax.vmap(lambda key: jax.random.uniform(key, position.shape))(draws.keys)
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, position.shape, jnp.float32))(draws.keys)
         rank = (uniform[..., None] >= 1 - none_of(self.chance(position), nodes)).sum(axis=-1)
         agrees = siblings_before(tree) == take(rank, tree.depth - 1)
         return go_down(tree, agrees, argmax(logits), depth)

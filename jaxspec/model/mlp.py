@@ -89,5 +89,5 @@ def run_all(
 ) -> Float[Array, "tokens D"]:
     """Runs every expert on every token; experts that a token did not select have weight 0."""
     outs = jax.vmap(lambda expert: expert(tokens))(experts)
-    shares = (jax.nn.one_hot(chosen, outs.shape[0]) * share[..., None]).sum(axis=1)
+    shares = (jax.nn.one_hot(chosen, outs.shape[0], dtype=jnp.float32) * share[..., None]).sum(axis=1)
     return jnp.einsum("end,ne->nd", outs, shares, precision="highest")

@@ -100,7 +100,8 @@ def test_prompts_that_fill_their_chunks_and_the_clock_of_their_row(model, engine
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
-    """With zeros after it; of the old one only rounds and, if that is wanted, the controller's state stay."""
+    """With zeros after it; of the old one only rounds and, if that is wanted, the controller's state stay. So too with
+    64-bit types."""
     known = harness.models(vocab_size=23)
     spec = harness.speculation(parse_method("edd,history=3+chain,length=3+cali-ts"), greedy=False)
     spec = dataclasses.replace(spec, log_probs=True, record=True)
@@ -125,7 +126,8 @@ def test_a_refilled_row_is_the_new_text_whole(keeps: bool):
     if keeps:
         new = dataclasses.replace(new, controller=None)
     before, fresh = numbers(old), numbers(new)
-    after = numbers(batch.insert(old, new, np.array([2]), np.array([True])))
+    with jax.enable_x64(keeps):
+        after = numbers(batch.insert(old, new, np.array([2], np.int32), np.array([True])))
     stays = {"eos", "round", "history", "trace", *["controller"] * keeps}
     for field in dataclasses.fields(after):
         found, was = (jax.tree.leaves(getattr(state, field.name)) for state in (after, before))

@@ -44,6 +44,12 @@ def test_rows_are_appended_to_every_layer_at_each_sequences_own_place(batch: int
             np.testing.assert_array_equal(layer.k[row], expected)
 
 
+def test_rows_are_written_one_by_one_with_64_bit_types():
+    with jax.enable_x64(True):
+        written = jax.eval_shape(lambda *of: kv._write_by_rows(*of, 2), random(7, 0).v, random(3, 1).v, jnp.arange(2))
+    assert written.dtype == jnp.float32
+
+
 def test_a_larger_cache_takes_the_place_of_the_old_one_layer_by_layer(monkeypatch: pytest.MonkeyPatch):
     old = tuple(random(4, seed) for seed in range(3))
     kept, enlarged, gone = [jax.tree.map(np.array, layer) for layer in old], kv._enlarged, []

@@ -112,7 +112,8 @@ def loss(
                 lost += optax.sigmoid_binary_cross_entropy(odds.reshape(rate.shape), rate)
         right = valid & (logits.argmax(-1) == label)
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
-        return (weight * lost).sum(), counts.astype(jnp.float32), right.sum((0, 1)), valid.sum((0, 1))
+        number = lambda which: which.sum((0, 1), jnp.int32)
+        return (weight * lost).sum(), counts.astype(jnp.float32), number(right), number(valid)
 
     def add(sums: tuple[Array, ...], blocks: Blocks) -> tuple[tuple[Array, ...], None]:
         return jax.tree.map(jnp.add, sums, of_chunk(blocks)), None
@@ -153,7 +154,7 @@ def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, ke
     may = ahead(counted, 1) & (jnp.roll(segment, -1, axis=1) == segment)
     count = min(count, segment.shape[1] - 1)
     if key is not None:
-        score, anchor = jax.lax.top_k(jnp.where(may, jax.random.uniform(key, may.shape), -1.0), count)
+        score, anchor = jax.lax.top_k(jnp.where(may, jax.random.uniform(key, may.shape, jnp.float32), -1.0), count)
         return Blocks(anchor=anchor, real=score >= 0)
     found = may.sum(axis=1, keepdims=True)
     place = (jnp.arange(count) * jnp.maximum(found / count, 1.0)).astype(jnp.int32)

@@ -59,7 +59,7 @@ def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
     """
     if random.options.target_width is not None:
         params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)
-        noise = jax.random.normal(jax.random.key(0), params["embedding"].shape)
+        noise = jax.random.normal(jax.random.key(0), params["embedding"].shape, jnp.float32)
         return dict_to_module(random, {**params, "embedding": table.std() * noise})
     begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
     begun["head.kernel"] = begun["head.kernel"][:, random.ids]

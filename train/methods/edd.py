@@ -72,7 +72,7 @@ def draw_rounds(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[
     """The rounds of a step. The key draws their length from the objective's range; None: the middle of the range."""
     shortest, longest = objective.block_min, objective.block_max
     middle = jnp.asarray((shortest + longest) // 2)
-    length = middle if key is None else jax.random.randint(key, (), shortest, longest + 1)
+    length = middle if key is None else jax.random.randint(key, (), shortest, longest + 1, jnp.int32)
     return rounds_of(segment, length, longest)
 
 

@@ -123,4 +123,4 @@ def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array,
     and not one per row.
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
-    return jax.random.uniform(key, (layers,)) >= dropout * (2.0**depth - 1)
+    return jax.random.uniform(key, (layers,), jnp.float32) >= dropout * (2.0**depth - 1)

@@ -287,6 +287,12 @@ def test_gradients_reach_every_weight(target, dspark, batch):
         assert np.isfinite(slope).all() and np.abs(slope).max() > 0, name
 
 
+def test_the_loss_with_64_bit_types(target, dspark, batch):
+    with jax.enable_x64(True):
+        found = jax.eval_shape(LOSS, dspark, target, batch, jax.random.key(0), DflashObjective(anchors=3))
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+
+
 def test_a_head_is_trained_and_used(ckpt, data):
     options = ("--block", 4, "--layers", 1, "--anchors", 16, "--markov-rank", 8)
     engine, lines = trained("dflash", ckpt, "--data", data, *options)
