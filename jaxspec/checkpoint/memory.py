@@ -5,13 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from rich import filesize
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import abstract, module_to_dict
+from jaxspec.host.environment import default_device
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.quantization import is_quantized, leaf_bytes
 from jaxspec.model.sharding import device_bytes, place
@@ -42,7 +42,7 @@ def available_bytes(device: Any) -> int:
 def check_fits(config: LlamaConfig, dtype: Any, quantize: str | None = None, mesh: Mesh | None = None) -> None:
     """Raises CheckpointError where parameters exceed the default device's free memory, or parts a split mesh's."""
     if mesh is None:
-        device, needed = jax.devices()[0], required_bytes(config, dtype, quantize)
+        device, needed = default_device(), required_bytes(config, dtype, quantize)
     else:
         device, needed = mesh.local_devices[0], device_bytes(place(abstract(config, quantize), mesh, dtype=dtype))
     if needed <= (free := available_bytes(device)):

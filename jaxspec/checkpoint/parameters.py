@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, read_config
 from jaxspec.host import processes
 from jaxspec.host.buckets import described, in_bucket, to_path
+from jaxspec.host.environment import default_device
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import check as check_quantization
@@ -268,7 +269,7 @@ def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> d
 def _wanted(name: str, meta: Any, dtype: Any, place: Any) -> jax.ShapeDtypeStruct:
     # Integers and their scales keep their dtype.
     kept = dtype is None or is_quantized(name)
-    where = place or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    where = place or jax.sharding.SingleDeviceSharding(default_device())
     return jax.ShapeDtypeStruct(meta.shape, jnp.dtype(meta.dtype if kept else dtype), sharding=where)
 
 

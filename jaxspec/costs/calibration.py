@@ -98,7 +98,7 @@ def _fits(model: Checkpoint, batch: int, tokens: int) -> bool:
     cache = jax.eval_shape(lambda: kv.allocate(shape, batch, 2 * tokens, dtype))
     needed = sum(leaf_bytes(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(cache))
     chips = 1 if model.mesh is None else model.mesh.size
-    return 3 * needed <= chips * available_bytes(jax.local_devices()[0])
+    return 3 * needed <= chips * available_bytes(environment.default_device())
 
 
 def _filled(first: CostTable, few: CostTable) -> CostTable:

@@ -6,6 +6,7 @@ import resource
 import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import jax
 
@@ -15,9 +16,15 @@ from jaxspec.host.buckets import to_path
 PACKAGES = {"jaxspec": "jax-specdec", "jax": "jax", "jaxlib": "jaxlib", "flax": "flax", "numpy": "numpy"}
 
 
+def default_device() -> Any:
+    """The device of arrays without a place: `jax_default_device`, otherwise the first of this process."""
+    chosen = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.local_devices(backend=chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
+
+
 def device() -> str:
     """The default device in words, such as `NVIDIA H100` or `cpu: AMD EPYC 7B13, 2 cores`."""
-    first = jax.devices()[0]
+    first = default_device()
     if first.platform != "cpu":
         return first.device_kind
     return f"cpu: {_processor()}, {_cores()} cores"

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxspec.host.environment import default_device
+
 # On a CPU every node costs time, and each size is compiled for seconds. By the times of the builtin model on a Xeon,
 # each size up to 16 takes about 1.3 times as long as the one before it, and the others 1.6 times.
 CPU_TREE_SIZES = (1, 2, 6, 10, 16, 32, 64)
@@ -46,7 +48,7 @@ about the hardware.
 def platform() -> str:
     """The platform that a program traced now will run on, such as `tpu`: the current mesh's, or JAX's default."""
     mesh = current_mesh()
-    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    return (default_device() if mesh is None else mesh.devices.flat[0]).platform
 
 
 _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
@@ -101,8 +103,8 @@ def default_dtype() -> str:
 
 
 def _compute_capability() -> float:
-    """NVIDIA's compute capability of the first GPU, such as 7.5; infinite for GPUs of others."""
-    found = str(jax.devices()[0].compute_capability)  # AMD has a name here, such as gfx942
+    """NVIDIA's compute capability of the default device, such as 7.5; infinite for GPUs of others."""
+    found = str(default_device().compute_capability)  # AMD has a name here, such as gfx942
     return float(found) if re.fullmatch(r"[0-9.]+", found) else math.inf
 
 

@@ -1,9 +1,10 @@
-"""Texts to score; and a program that `test_scoring.py` runs on eight CPU devices: on meshes, against one device."""
+"""Texts to score; and a program that `test_scoring.py` runs on eight CPU devices: on meshes, against the second one."""
 
 import json
 import tempfile
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jaxspec import load, make_mesh
@@ -35,10 +36,13 @@ def main() -> None:
     asked = texts()
     with tempfile.TemporaryDirectory() as folder:
         path = checkpoint(Path(folder) / "ckpt")
-        alone = dict(scores(load(path), asked, 4))
+        with jax.default_device(jax.devices()[1]):
+            one_device = load(path)
+            alone = dict(scores(one_device, asked, 4))
         found = dict(scores(load(path, mesh=make_mesh(data=2, model=2, rows=2)), asked, 3))
     near = [abs(found[at].log_prob - one.log_prob) < 1e-3 for at, one in alone.items()]
-    print(json.dumps(all(near) and all(found[at].greedy == one.greedy for at, one in alone.items())))
+    chosen = {device for leaf in jax.tree.leaves(one_device.target) for device in leaf.devices()} == {jax.devices()[1]}
+    print(json.dumps(chosen and all(near) and all(found[at].greedy == one.greedy for at, one in alone.items())))
 
 
 if __name__ == "__main__":
