@@ -131,7 +131,7 @@ def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, st
         kind, work = commands[name]
         options = parse(kind, f"{prog} {name}", sys.argv[2:])
         module, _, function = work.rpartition(".")
-        getattr(importlib.import_module(f"jaxspec.{module}"), function)(buckets.with_buckets(options))
+        getattr(importlib.import_module(f"jaxspec.{module}"), function)(buckets.with_paths(options))
     elif name in ("-h", "--help"):
         listed = tuple(
             Annotated[kind, tyro.conf.subcommand(name, description=help_texts.summary(kind))]

@@ -28,6 +28,7 @@ from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
 from jaxspec.host.atomic import check_apart, check_ours, write_whole
+from jaxspec.host.buckets import with_paths
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -49,7 +50,7 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
     Returns:
         The files of results, which the first process has written.
     """
-    runs = conditions(settings)
+    runs = conditions(with_paths(settings))
     for one in runs:
         check(one)
     for one in runs:

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PosixPath, PurePosixPath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 SCHEME = "gs:"
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
@@ -44,16 +44,21 @@ def in_bucket(path: str | Path) -> bool:
     return isinstance(path, BucketPath)
 
 
-def with_buckets(value: Any) -> Any:
-    """Options, or a value in them, with paths `gs://…` as paths in buckets; pathlib has removed one of the slashes."""
-    if isinstance(value, Path):
+def with_paths(value: Any, kind: Any = None) -> Any:
+    """Options, or a value of type `kind` in them, with text as a path where that is one, and paths `gs://…` as paths in
+    buckets; pathlib has removed one of the slashes."""
+    if isinstance(value, Path) or (isinstance(value, str) and _has_path(kind)):
         return to_path(value)
     if isinstance(value, tuple):
-        return tuple(map(with_buckets, value))
+        return tuple(with_paths(each, kind) for each in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return dataclasses.replace(value, **{name: with_buckets(inner) for name, inner in fields.items()})
+        fields = {field.name: with_paths(getattr(value, field.name), field.type) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
     return value
+
+
+def _has_path(kind: Any) -> bool:
+    return kind is Path or any(map(_has_path, get_args(kind)))
 
 
 class BucketPath(PosixPath):

@@ -25,7 +25,7 @@ from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.host import buckets
 from jaxspec.host.atomic import UNFINISHED, check_folder, check_new, staged, write_whole
-from jaxspec.host.buckets import BucketPath, files_under, to_path, with_buckets
+from jaxspec.host.buckets import BucketPath, files_under, to_path, with_paths
 from jaxspec.host.json_lines import LineLog
 from jaxspec.options.by_command import Eval, Report
 from jaxspec.train.data import sources
@@ -102,13 +102,15 @@ def test_names(bucket: Bucket):
 
 def test_options_of_commands(bucket: Bucket):
     asked = Eval(target=Path("gs://b1c/x"), prompts=Path("y"), out=Path("gs://b1c/z.jsonl"))
-    found = with_buckets(asked)
+    found = with_paths(asked)
     assert str(found.target) == "gs://b1c/x" and str(found.out) == "gs://b1c/z.jsonl"
     assert type(found.prompts) is type(asked.prompts)
     assert (found.prompts, found.sampling) == (asked.prompts, asked.sampling)
-    reported = with_buckets(Report(runs=(Path("a"), Path("gs://b1c/b")), out=Path("c")))
+    reported = with_paths(Report(runs=(Path("a"), Path("gs://b1c/b")), out=Path("c")))
     assert [str(run) for run in reported.runs] == ["a", "gs://b1c/b"]
-    local = with_buckets(dataclasses.replace(asked, target=Path("t"), out=None))
+    vars(asked)["target"] = "gs://b1c/x"  # as from Python; types are checked in tests only
+    assert with_paths(asked) == found
+    local = with_paths(dataclasses.replace(asked, target=Path("t"), out=None))
     assert type(local.target) is type(asked.prompts)
     assert local == dataclasses.replace(asked, target=Path("t"), out=None)
 

@@ -22,6 +22,7 @@ from jaxspec.engine.head_weights import head_config
 from jaxspec.evaluate.run_description import weights_of
 from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, is_whole, staged, staged_by_all
+from jaxspec.host.buckets import with_paths
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.backend import use_mesh
@@ -59,6 +60,7 @@ class Job:
 @contextlib.contextmanager
 def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> Iterator[Job]:
     """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
+    settings = with_paths(settings)
     mesh = settings.devices.open(several=True)
     target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
     out = settings.out or default_out(target.path / "heads" / name, "a head for the builtin target")

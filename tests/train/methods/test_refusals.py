@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+import jaxspec
+from jaxspec.drafters import Eagle
 from tests.evaluate import tiny
 from tests.train.command import QUICK, command
 
@@ -61,3 +63,11 @@ def test_what_cannot_be_is_refused(name: str, options: tuple, words: str, target
     code, err = command(name, "--target", target, "--data", data, "--out", tmp_path / "head", *QUICK, *options)
     assert code == 2 and words in err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_may_be_text(target: Path, tmp_path: Path):
+    recipe, data = jaxspec.Recipe(steps=1, batch_size=1, learning_rate=1e-3), jaxspec.DataMixture()
+    settings = jaxspec.HeadSettings(target=target, data=data, recipe=recipe)
+    vars(settings)["out"], vars(data)["data"] = str(tmp_path / "head"), str(tmp_path / "none")  # as from Python
+    with pytest.raises(ValueError, match="none"):
+        jaxspec.train_head(settings, Eagle(), jaxspec.cross_entropy)
