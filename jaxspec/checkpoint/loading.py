@@ -19,7 +19,7 @@ from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.host.terminal import say
 from jaxspec.model.backend import default_dtype, use_mesh
 from jaxspec.model.llama import Llama
-from jaxspec.model.sharding import shared_heads, split_mesh
+from jaxspec.model.sharding import parse_mesh, shared_heads, split_mesh
 
 SLOW = 10.0  # seconds of loading after which its speed is printed
 
@@ -60,25 +60,26 @@ class Checkpoint:
 
 
 def load(
-    path: str | Path, dtype: str | None = None, mesh: Mesh | None = None, quantize: str | None = None
+    path: str | Path, dtype: str | None = None, mesh: Mesh | str | None = None, quantize: str | None = None
 ) -> Checkpoint:
     """Loads a checkpoint that `jaxspec-convert llama` wrote.
 
     Args:
         path: a folder, `builtin`, a model that `jaxspec get` has fetched, or a hub id ORG/NAME.
         dtype: of weights and computation; by default the device's (`backend.default_dtype`).
-        mesh: from `make_mesh`; each device reads its shards of the weights. If devices replicate KV heads, a message
-            on stderr gives their number.
+        mesh: from `make_mesh`, or text such as `data=2,model=4`; each device reads its shards of the weights. If
+            devices replicate KV heads, a message on stderr gives their number.
         quantize: quantise the target's kernels to `int8` or `int4` while loading (see `model/quantization.py`), and
             record it in the result's `config`; None: as on disk.
 
     Raises:
         CheckpointError: the checkpoint is missing, damaged, too large for the memory, or quantised otherwise.
-        ValueError: no such dtype or way to quantise, or Qwix is not installed.
+        ValueError: no such dtype, mesh or way to quantise, or Qwix is not installed.
     """
     path = locate(path)
     config = config_json.read_config(path)
     chosen, how = compute_dtype(dtype), parameters.quantization(config, quantize, path)
+    mesh = parse_mesh(mesh) if isinstance(mesh, str) else mesh
     mesh = None if mesh is None else split_mesh(mesh, config.model)
     memory.check_fits(config.model, chosen, how, mesh)
     if mesh is not None and (shared := shared_heads(mesh, config.model)) and jax.process_index() == 0:

@@ -39,7 +39,7 @@ class Engine:
         method: such as `ngram+chain,length=6`. None: the fastest by `jaxspec calibrate --all` if that was run on this
             device, otherwise the preferred trained head, or prompt lookup without any (`default_method.py`).
         dtype: float32, bfloat16 or float16, if `model` is a path.
-        mesh: from `jaxspec.make_mesh`, if `model` is a path. None: one device.
+        mesh: from `jaxspec.make_mesh`, or text such as `data=2,model=4`, if `model` is a path. None: one device.
         quantize: int8 or int4 weights for the target, if `model` is a path. None: as on disk.
         draft: the drafter's weights. None: load the head that the method names.
         control: the controller's weights. None: load them from that head, if the controller has any.
@@ -60,7 +60,7 @@ class Engine:
         method: str | Method | None = None,
         *,
         dtype: str | None = None,
-        mesh: Mesh | None = None,
+        mesh: Mesh | str | None = None,
         quantize: str | None = None,
         draft: Any = None,
         control: Any = None,

@@ -101,6 +101,8 @@ def read_sizes(text: str) -> dict[str, int]:
 
 def split_mesh(mesh: Mesh, config: LlamaConfig) -> Mesh:
     """The same devices with the axis `model` split by the heads of a model, into `AXES`."""
+    if not {"data", "model"} <= {*mesh.shape}:
+        raise ValueError(f"the mesh has the axes {', '.join(mesh.shape)}: make one with jaxspec.make_mesh")
     sizes = (mesh.shape["data"], *model_axis_sizes(mesh.shape["model"], config), mesh.shape.get("rows", 1))
     return Mesh(np.asarray(mesh.devices).reshape(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 

@@ -41,6 +41,11 @@ def engine(model: Checkpoint) -> Engine:
     return Engine(model, "ngram+chain")
 
 
+def test_a_mesh_may_be_text(model: Checkpoint) -> None:
+    mesh = Engine(model.path, "ngram+chain", mesh="data=1").model.mesh
+    assert mesh is not None and mesh.shape["data"] == 1
+
+
 class TestSamplingParams:
     def test_numbers_of_numpy_become_pythons(self) -> None:
         numbers: Any = (np.int64(3), np.float32(0.5), np.array(0.5), np.uint8(2), jnp.int32(1))

@@ -114,3 +114,5 @@ def test_meshes_that_cannot_be_are_refused():
         make_mesh(data=64)
     with pytest.raises(ValueError, match="2, 4 or 8 devices, not 3"):
         make_mesh(rows=3)
+    with pytest.raises(ValueError, match=r"the mesh has the axes x: make one with jaxspec.make_mesh"):
+        sharding.split_mesh(jax.make_mesh((1,), ("x",)), LLAMA_70B)
