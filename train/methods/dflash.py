@@ -122,9 +122,9 @@ def loss(
     zeros = jnp.float32(0), jnp.float32(0), of_levels, of_levels
     chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // head.options.block))
     (total, count, right, rows), _ = jax.lax.scan(add, zeros, chunks)
-    # The trainer divides all sums by `count`.
-    alphas = {f"alpha_{k}": right[k] * count / jnp.maximum(rows[k], 1) for k in range(count_levels)}
-    return total, {"count": count, **alphas}
+    alphas = {f"alpha_{k}": found for k, found in enumerate(right.astype(jnp.float32))}
+    shared = {f"alpha_{k}/rows": found for k, found in enumerate(rows.astype(jnp.float32))}
+    return total, {"count": count, **alphas, **shared}
 
 
 def draft(

@@ -97,9 +97,8 @@ def loss(
         total += objective.decay**k * lost
         rows.append(valid.sum().astype(jnp.float32))
         right.append(agrees)
-    # The trainer divides all sums by the rows of step 0.
-    alphas = {f"alpha_{k}": found * rows[0] / jnp.maximum(rows[k], 1) for k, found in enumerate(right)}
-    return total, {"count": rows[0], **alphas}
+    alphas = {f"alpha_{k}": found for k, found in enumerate(right)}
+    return total, {"count": rows[0], **alphas, **{f"alpha_{k}/rows": count for k, count in enumerate(rows)}}
 
 
 def unroll(

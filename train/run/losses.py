@@ -14,7 +14,7 @@ from jaxspec.train.hyperparameters import Distillation
 Params = Any  # a pytree of float32 arrays: an nnx.Module
 Sums = dict[str, Float[Array, ""]]
 Summed = tuple[Float[Array, ""], Sums]
-"""The loss, and further sums over the same tokens; `count` is the number of tokens."""
+"""The loss, and further sums over the same tokens; `count` is their number, `NAME/rows` that of NAME if it differs."""
 Loss = Callable[[Params, Any, Windows, Key[Array, ""] | None], Summed]
 """(parameters, frozen model, batch, key) → summed loss. Without a key there is no noise and no dropout."""
 

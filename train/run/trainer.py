@@ -139,7 +139,7 @@ def make_step(
     """A compiled training step: (state, frozen, batch) → (state, metrics). The state is donated.
 
     A batch is computed in `recipe.accumulate` parts. Gradient and metrics are means over all tokens of the batch that
-    count, so they do not depend on the number of parts, except for rounding and in shares of other rows (`alpha_k`).
+    count, so they do not depend on the number of parts, except for rounding.
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), training_dtype(recipe.dtype)
 
@@ -163,7 +163,9 @@ def make_step(
         gradient = jax.tree.map(lambda slope: slope * mean, gradient)
         updates, moments = optimizer.update(gradient, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        means = {name: value * mean for name, value in sums.items() if name != "count"}
+        rows_of = lambda name: jnp.maximum(sums.get(f"{name}/rows", sums["count"]), 1)
+        shown = [name for name in sums if name != "count" and not name.endswith("/rows")]
+        means = {name: sums[name] / rows_of(name) for name in shown}
         return State(step=state.step + 1, params=params, optimizer=moments), means
 
     return jax.jit(step, donate_argnums=0)

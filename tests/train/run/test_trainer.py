@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ from jaxspec.train.methods import lm
 from jaxspec.train.options import Lm
 from jaxspec.train.run import log, trainer
 from jaxspec.train.run.folder import Run, as_typed, open_run
+from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.trainer import fit, kinds_of, make_optimizer, make_step, start
 from tests.train.command import command
 
@@ -59,15 +61,24 @@ def same(first: nnx.Module, second: nnx.Module) -> bool:
 def test_a_batch_in_parts_is_the_batch(packed):
     """By Muon, which leaves some parameters to AdamW."""
     batch, steps = text.take(packed, slice(4)), {}
+
+    def loss(*given: Any) -> Summed:
+        total, sums = lm.loss(*given)
+        tokens = jnp.asarray(given[2].tokens)
+        rows = tokens > tokens.mean(axis=1, keepdims=True)  # more in one part than in another
+        return total, {**sums, "share": (rows & (tokens % 2 == 0)).sum() + 0.0, "share/rows": rows.sum() + 0.0}
+
     for parts in (1, 4):
         recipe = dataclasses.replace(RECIPE, accumulate=parts, optimizer="muon")
         chosen = make_optimizer(recipe)
-        step, state = make_step(lm.loss, chosen, recipe), start(model(), chosen)
+        step, state = make_step(loss, chosen, recipe), start(model(), chosen)
         for _ in range(2):  # the first step of a warm-up has a learning rate of 0
             state, measures = step(state, None, batch)
         steps[parts] = state, measures
     (whole, expected), (state, measures) = steps.values()
-    assert float(measures["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+    assert measures.keys() == expected.keys() == {"loss", "share"}
+    for name, value in measures.items():
+        assert float(value) == pytest.approx(float(expected[name]), rel=1e-5)
     for name, array in parameters(state.params).items():
         np.testing.assert_allclose(array, parameters(whole.params)[name], atol=2e-4, err_msg=name)
     assert not same(whole.params, model())
