@@ -82,6 +82,10 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
         yield from _of_model(config.model)
     else:
         yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
+    try:
+        draft_vocabulary.check(config.settings, config.model.vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {path} {error}") from error
     yield from _of_settings(config.settings, config.model.vocab_size)
     if not weightless:
         yield from _of_tensors(shapes)

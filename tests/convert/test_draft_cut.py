@@ -18,6 +18,7 @@ from jaxspec.checkpoint.checksums import verify
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
 from jaxspec.convert import llama
+from jaxspec.convert.inspect import describe
 from jaxspec.decoding.drafter import Drafter, HeadShape
 from jaxspec.drafters import DRAFTERS, Eagle, Eagle3
 from jaxspec.drafters.draft_vocabulary import ids_of
@@ -234,3 +235,5 @@ def test_a_damaged_mask_is_refused(mask: object, builtin: loading.Checkpoint, tm
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(loading.CheckpointError, match="has a draft_vocabulary"):
         restore_head(builtin, DRAFTERS["edd"](), folder)
+    with pytest.raises(loading.CheckpointError, match=f"the head at {folder} has a draft_vocabulary"):
+        describe(folder)
