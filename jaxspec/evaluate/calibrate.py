@@ -24,7 +24,7 @@ from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.table import print_table
-from jaxspec.host.arguments import integer
+from jaxspec.host.arguments import integer, option_name
 from jaxspec.host.atomic import write_whole
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Answers, Calibrate
@@ -48,10 +48,15 @@ def run(settings: Calibrate) -> None:
     method = method_of(model.path, settings.head)
     key = costs_key(model, method, settings.batch_size)
     weights = load_head(model, method)
+    estimates = method.drafter.estimates(weights)
+    names = ("prompts", "limit", "max_new_tokens")
+    given = [option_name(name) for name in names if getattr(settings, name) != getattr(Calibrate, name)]
+    if given and not estimates:
+        raise ValueError(f"{settings.head} has no confidence output, which {given[0]} is for: omit it")
     table = measure(model, method, weights, settings.batch_size)
     store(key, dataclasses.asdict(table))
     show(table, Console())
-    if method.drafter.estimates(weights):
+    if estimates:
         calibrate_confidence(settings, model, method, weights, Console())
 
 

@@ -21,6 +21,7 @@ from jaxspec.evaluate import bench, calibrate
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import parse_method
 from jaxspec.model import backend
+from jaxspec.options.by_command import Calibrate
 from tests.evaluate import tiny
 
 TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
@@ -148,6 +149,12 @@ def test_what_can_be_calibrated(model, path):
         calibrate.method_of(path, "plain")
     with pytest.raises(ValueError, match="no head 'nothing'"):
         calibrate.method_of(path, "nothing")
+
+
+def test_questions_that_nothing_would_read_are_refused(path, monkeypatch):
+    monkeypatch.setattr(calibrate, "measure", None)
+    with pytest.raises(ValueError, match="ngram has no confidence output, which --limit is for"):
+        calibrate.run(Calibrate(target=path, head="ngram", limit=1))
 
 
 def test_questions_are_read_before_anything_is_measured(path, tmp_path, monkeypatch, capsys):
