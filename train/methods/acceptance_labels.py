@@ -148,21 +148,22 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
         return [file.name for file in folder.glob("*.npz")]
 
     there = broadcast_from_first(names)
-    began, total = time.monotonic(), len(requests)
+    began, total, decoded = time.monotonic(), len(requests), 0
     with progress("text", total) as shown:
         for first in range(0, total, batch_size):
             some = requests[first : first + batch_size]
             file = folder / f"{first:08d}.npz"
             if file.name not in there:
                 labels = labels_of(engine, some)
+                decoded += len(some)
                 if is_first():
                     write_labels(file, labels)
                 wait()
             yield from read_labels(file)
             done = first + len(some)
             if shown.due() or done == total:
-                seconds = time.monotonic() - began
-                shown.show(done, f"{done / seconds:.1f} texts/s", (total - done) * seconds / done)
+                rate = decoded / (time.monotonic() - began)
+                shown.show(done, f"{rate:.1f} texts/s" if rate else "", (total - done) / rate if rate else None)
 
 
 def labels_of(engine: Engine, requests: Sequence[Request]) -> list[Labels]:

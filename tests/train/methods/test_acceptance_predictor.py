@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -134,6 +135,16 @@ def test_the_drafter_inside_enlarges_its_own_state(windows: tuple[int, ...], tar
     recording, shapes = RecordingDrafter(drafter, 3, rounds=2), lambda state: jax.tree.map(jnp.shape, state)
     enlarged = recording.enlarge(models, recording.init(models, 1, 16), 64)
     assert shapes(enlarged) == shapes(recording.init(models, 1, 64))
+
+
+def test_the_speed_of_a_resumed_run_is_that_of_its_own_texts(target: Path, tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(acceptance_labels, "labels_of", lambda _, some: [made_up(0, 3)] * len(some))
+    engine, asked = recorded(target)[0], [Request([1], SamplingParams())] * 4
+    assert len(list(acceptance_labels.collect(engine, asked[:2], 2, tmp_path))) == 2
+    seconds = iter([0.0])
+    monkeypatch.setattr(acceptance_labels, "time", SimpleNamespace(monotonic=lambda: next(seconds, 10.0)))
+    assert len(list(acceptance_labels.collect(engine, asked, 2, tmp_path))) == 4
+    assert "text 4 of 4: 0.2 texts/s" in capsys.readouterr().err
 
 
 def test_no_level_is_labelled_that_the_head_does_not_draft(target: Path, tmp_path: Path):
