@@ -1,5 +1,6 @@
 """Keys and values: of drafted nodes, and how the accepted ones come into the cache."""
 
+import functools
 import itertools
 
 import jax
@@ -46,7 +47,8 @@ def test_rows_are_appended_to_every_layer_at_each_sequences_own_place(batch: int
 
 def test_rows_are_written_one_by_one_with_64_bit_types():
     with jax.enable_x64(True):
-        written = jax.eval_shape(lambda *of: kv._write_by_rows(*of, 2), random(7, 0).v, random(3, 1).v, jnp.arange(2))
+        write = functools.partial(kv._write_by_rows, axis=2)
+        written = jax.eval_shape(write, random(7, 0).v, random(3, 1).v, jnp.arange(2, dtype=jnp.int32))
     assert written.dtype == jnp.float32
 
 
