@@ -366,6 +366,7 @@ def test_post_processors_stay(tmp_path: Path):
 def test_a_stop_string_before_an_unfinished_character_ends_the_text(stop: str, tmp_path: Path):
     """Bytes in a row are decoded as one, so that half an emoji makes a line feed before it unreadable."""
     ours = load_tokenizer(write(tmp_path, of_sentencepiece(legacy=True)))
+    assert ours is not None
     ids = ours.get_vocab()
     first, after = [[ids[f"<0x{byte:02X}>"] for byte in text.encode()] for text in (stop, "🙃")]
     tokens, end = [*ours.encode("ab", add_special_tokens=False), *first, *after], StopStrings(stop, ours)
