@@ -30,7 +30,7 @@ from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
 from jaxspec.train.run.heads import copies, lm_head_of
-from jaxspec.train.run.losses import Summed, cross_entropy
+from jaxspec.train.run.losses import Summed, counted_next, cross_entropy
 from jaxspec.train.run.packed import positions
 
 
@@ -110,5 +110,5 @@ def loss(head: EarlyExitHead, bottom: Llama, batch: Windows, key: Key[Array, ""]
     x, _, _ = run_layers(bottom.layers, bottom.embed(tokens), angles, [attend] * len(bottom.layers))
     logits, _, _ = head(jax.lax.stop_gradient(x), angles, [attend] * len(head.layers))
     total, sums = cross_entropy(logits, batch)
-    right = (logits[:, :-1].argmax(-1) == tokens[:, 1:]) & jnp.asarray(batch.counted)[:, 1:]
+    right = (logits[:, :-1].argmax(-1) == tokens[:, 1:]) & counted_next(batch)
     return total, {**sums, "agreement": right.sum().astype(jnp.float32)}

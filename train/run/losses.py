@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
@@ -45,7 +45,13 @@ def divergence(
     return optax.kl_divergence(jax.nn.log_softmax(draft_logits), taught)
 
 
-def _over_counted(each: Float[Array, "B drafts"], batch: Windows) -> Summed:
+def counted_next(batch: Windows) -> Bool[Array, "B next"]:
+    """Whether the prediction of each next token counts: not that of a document's first token from another document."""
+    segment = jnp.asarray(batch.segment)
+    return jnp.asarray(batch.counted)[:, 1:] & (segment[:, 1:] == segment[:, :-1])
+
+
+def _over_counted(each: Float[Array, "B next"], batch: Windows) -> Summed:
     """The sum of the losses of all tokens but the first, over the tokens that count."""
-    counted = jnp.asarray(batch.counted)[:, 1:]
+    counted = counted_next(batch)
     return (each * counted).sum(), {"count": counted.sum().astype(jnp.float32)}

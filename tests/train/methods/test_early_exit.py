@@ -61,14 +61,14 @@ def test_loss_is_the_papers():
     rng = np.random.default_rng(0)
     windows = Windows(
         tokens=jnp.asarray(rng.integers(0, 13, (8, length))),
-        segment=jnp.array([[0] * 6 + [1] * 5, *([[2] * length] * 7)]),
+        segment=jnp.array([[0] * 6 + [1] * 5, *([[2] * 4 + [3] * 7] * 7)]),
         counted=jnp.asarray(rng.random((8, length)) < 0.6),
     )
     tokens, segment = jnp.asarray(windows.tokens), jnp.asarray(windows.segment)
     logs = np.asarray(jax.nn.log_softmax(exit_logits(head, target, tokens, segment)), np.float64)
     total, count, right = 0.0, 0, 0
     for row, i in np.ndindex(8, length - 1):
-        if windows.counted[row, i + 1]:
+        if windows.counted[row, i + 1] and segment[row, i] == segment[row, i + 1]:
             goal = int(windows.tokens[row, i + 1])
             total -= logs[row, i, goal]
             count += 1
