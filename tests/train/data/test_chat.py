@@ -99,6 +99,27 @@ def test_what_the_template_writes_before_an_answer_is_generated_where_there_is_n
     assert answers([found]) == [[" x</s>", " y</s>"]]
 
 
+@pytest.mark.parametrize(
+    ("template", "prompt", "lead"),
+    [
+        (chat_templates.MISTRAL, "<s>[INST] a [/INST]", " "),
+        (chat_templates.CHATML.replace("{{ m.content }}", " {{ m.content }}"), None, " "),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}", "user: a</s>", "assistant: "),
+    ],
+    ids=["no prompt", "space after the prompt", "words"],
+)
+def test_what_a_generated_answer_begins_with_already_is_not_doubled(
+    tokenizer: Any, template: str, prompt: str | None, lead: str
+):
+    """`generate --chat` writes all that the target generated after the prompt, such as a space."""
+    ((typed,), (generated,)) = (rendered(tokenizer, template, talk("a", content)) for content in ("x", f"{lead}x"))
+    assert typed.spans == generated.spans
+    (start, end) = generated.spans[0]
+    assert generated.text[:end] == typed.text[:end]
+    assert generated.text[start:].startswith(f"{lead}x<")
+    assert prompt is None or generated.text[:start] == prompt
+
+
 def test_a_system_message_that_moves_to_the_last_turn(tokenizer: Any):
     system = "be brief"
     first, second = found = rendered(tokenizer, chat_templates.MISTRAL3, talk("a", "x", "b", "y", system=system))
