@@ -96,6 +96,10 @@ class Tokenizer:
                 self._backend.encode_special_tokens = usual
         return [each.ids for each in found]
 
+    def special_names(self) -> tuple[str, ...]:
+        """The names of all tokens that `encode_as_text` reads as text; config files may list fewer."""
+        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""
         with self._lock:

@@ -88,7 +88,9 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
         raise ValueError(f"--draft-vocab must be at least 1, not {size}")
     if loaded is None:
         raise ValueError(f"{target} has no tokenizer, so no text can be counted for it; list the tokens in --draft-ids")
-    encoded = encoding.encode(loaded, sources.read(Data(data)))
+    found = sources.read(Data(data))
+    encoding.warn_of_special_names(loaded, found)
+    encoded = encoding.encode(loaded, found)
     counts = encoding.token_counts(encoded, config.model.vocab_size)
     ids = draft_vocabulary.most_frequent(counts, size, always=config.eos)
     share = counts[ids].sum() / max(counts.sum(), 1)

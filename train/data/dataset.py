@@ -12,7 +12,7 @@ import numpy as np
 from jaxspec.host.atomic import staged
 from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
-from jaxspec.train.data.encoding import encode
+from jaxspec.train.data.encoding import encode, warn_of_special_names
 from jaxspec.train.data.records import NoUsableRecordError
 from jaxspec.train.data.sources import Sources, Texts, split
 from jaxspec.train.data.text import Windows, join, take, windows
@@ -69,6 +69,7 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
             raise ValueError(f"the tokenizer made token {largest} of the text, outside the vocabulary of {vocab_size}")
         return packed
 
+    warn_of_special_names(tokenizer, [*sources.found, *sources.generated])
     kept, held_out = split(sources.found)
     try:
         if held_out and (measured := pack(held_out, 0, _EVALUATED)).counted.any():

@@ -15,6 +15,7 @@ from jaxspec.train.data.sources import Texts
 from jaxspec.train.data.text import Document, Encoded, Windows
 
 _AT_ONCE = 64  # documents encoded at once; a tokenizer's result takes fifty times the memory of its ids
+_NAME = 80  # characters; names of special tokens are shorter
 
 
 def encode(
@@ -47,6 +48,20 @@ def encode(
     if split := [len(each) for each in texts if len(each) > 1]:
         say(f"{len(split)} conversations became {sum(split)} texts, because the chat template rewrites earlier turns")
     return list(itertools.chain.from_iterable(texts))
+
+
+def warn_of_special_names(tokenizer: Any, found: Texts) -> None:
+    """Prints a warning if texts begin or end with a special token's name, as those that a chat template wrote do."""
+    names = tokenizer.special_names()
+    # Only the ends are read: they suffice, also in much text, and source code may hold such a name in its middle.
+    ends = [(each.text[:_NAME].lstrip(), each.text[-_NAME:].rstrip()) for each in found if isinstance(each, Document)]
+    if marked := [(begin, end) for begin, end in ends if begin.startswith(names) or end.endswith(names)]:
+        begin, end = marked[0]
+        example = next(name for name in names if begin.startswith(name) or end.endswith(name))
+        say(
+            f"warning: {len(marked)} of {len(ends)} texts begin or end with the name of a special token, such as "
+            f"{example}, which is read as ordinary text; give conversations as messages"
+        )
 
 
 def _groups(

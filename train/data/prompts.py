@@ -14,6 +14,7 @@ from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.train.data import sources
+from jaxspec.train.data.encoding import warn_of_special_names
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, BadRecord, Conversation, Message, usable
 from jaxspec.train.data.text import Document
 from jaxspec.train.decoding_options import Calibrator, SkipSearch
@@ -137,6 +138,7 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
         raise ValueError(
             "prompts can be cut only from plain text, but the data holds conversations; --chat takes their first turns"
         )
+    warn_of_special_names(tokenizer, documents)
     ends = np.cumsum([len(each.text) for each in documents])
     pieces = []
     for place in np.random.default_rng(seed).integers(ends[-1], size=count):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.train.data import dataset, tokenizer
+from jaxspec.train.data.prompts import cut_prompts
 from jaxspec.train.data.records import Conversation, Message
 from jaxspec.train.data.sources import Sources
 from jaxspec.train.data.text import Document, Encoded
@@ -99,6 +100,19 @@ def test_windows_without_a_token_that_counts_are_refused(learnt: Any, tmp_path: 
     with pytest.raises(ValueError, match="no token of the assistant is in any of 40 windows of 16 tokens"):
         dataset.prepare(tmp_path, learnt, Sources(OPEN), 16, RECIPE, 258)
     assert not list(tmp_path.iterdir())
+
+
+def test_text_that_a_chat_template_wrote_is_named(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
+    """Once for all sources. A name within a text, such as in source code, is not named."""
+    written = [Document("a:1", "\n<s>[INST] hi [/INST] yes"), Document("a:2", "USER: hi ASSISTANT: yes</s>\n")]
+    sources = Sources([*OPEN, Document("b", "oo <s> o\n")], [*GENERATED, *written], 0.5)
+    dataset.prepare(tmp_path, learnt, sources, 16, RECIPE, 258)
+    assert capsys.readouterr().err == (
+        "warning: 2 of 83 texts begin or end with the name of a special token, such as <s>, which is read as ordinary "
+        "text; give conversations as messages\n"
+    )
+    cut_prompts([*OPEN, *written], learnt, 1, 16, seed=0)
+    assert "warning: 2 of" in capsys.readouterr().err
 
 
 def test_a_source_that_is_too_small(learnt: Any, tmp_path: Path, capsys: pytest.CaptureFixture):
