@@ -48,7 +48,7 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     engine = Engine(model, Method(recording, Chain(length)), draft=weights)
     prompts = fingerprint([np.array(request.tokens, np.int32) for request in requests])
     decided = hashes(model.path, settings.head) | {"the hash of the prompts": prompts}
-    typed = as_typed("calibrator", settings) | decided
+    typed = as_typed("calibrator", settings, model.target.dtype.name) | decided
     with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
         found = list(collect(engine, requests, settings.batch_size, run.labels))
         held_out = found[::HELD_OUT] if len(found) > 1 else found

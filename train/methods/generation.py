@@ -56,9 +56,8 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
     """
     out, size = settings.out, settings.batch_size * BATCHES
     decided = {
-        **as_typed("generate", settings),
+        **as_typed("generate", settings, engine.model.target.dtype.name),
         "--method": str(engine.named),
-        "--dtype": engine.model.target.dtype.name,
         "the hash of the target": fingerprint(engine.model.target),
         "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
     }

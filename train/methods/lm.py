@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Key
 
 from jaxspec.checkpoint import checksums, config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig
+from jaxspec.checkpoint.loading import training_dtype
 from jaxspec.checkpoint.tokenizer import GENERIC, load_tokenizer
 from jaxspec.convert.tokenizer import copy as copy_tokenizer
 from jaxspec.host import compilation
@@ -62,9 +63,9 @@ def train(settings: Lm) -> None:
     model = shape(
         settings.vocab_size, settings.layers, settings.hidden_size, settings.head_dim, settings.context, settings.tied
     )
-    found = sources.read(settings.data)
+    found, typed = sources.read(settings.data), as_typed("lm", settings, training_dtype(recipe.dtype).name)
     with (
-        open_run(run_folder(out, settings.run_dir), as_typed("lm", settings)) as run,
+        open_run(run_folder(out, settings.run_dir), typed) as run,
         staged(out, memory.required_bytes(model, dtype)) as folder,
     ):
         if is_whole(run.data):

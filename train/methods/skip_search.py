@@ -55,7 +55,7 @@ def search(settings: SkipSearch) -> SkipMask:
     layers, requests = model.config.model.num_layers, greedy_requests(model, settings, settings.prompts)
     chat_args = dict(settings.data.format.arguments) if settings.chat else None
     with (
-        open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings)) as run,
+        open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings, model.target.dtype.name)) as run,
         staged_by_all(out, 0) as folder,
     ):
         log = LineLog(run.trials, LOG, "another --run")

@@ -49,8 +49,11 @@ class Run:
         return bool(saved) or any(self.labels.glob("*.npz")) or self.trials.exists()
 
 
-def as_typed(name: str, settings: Any) -> dict[str, Any]:
-    """The settings that determine a run's result, by option. A resumed run may change the others (`_FREE`)."""
+def as_typed(name: str, settings: Any, dtype: str) -> dict[str, Any]:
+    """The settings that determine a run's result, by option. A resumed run may change the others (`_FREE`).
+
+    `dtype` is that of the computation, whose default differs between devices.
+    """
 
     def flat(value: Any) -> dict[str, Any]:
         found = {}
@@ -62,7 +65,7 @@ def as_typed(name: str, settings: Any) -> dict[str, Any]:
                 found[option_name(field.name)] = str(inner) if isinstance(inner, Path) else inner
         return found
 
-    return {"command": name, **flat(settings)}
+    return {"command": name, **flat(settings), "--dtype": dtype}
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:
@@ -138,6 +141,8 @@ def _settings(file: Path) -> dict[str, Any]:
 def _check_same(file: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
     """Raises ValueError if the run was started with other settings."""
     for name in sorted({*settings, *before}):
+        if name == "--dtype" and before.get(name) is None:
+            continue  # an older run, begun with the default of its device
         if settings.get(name) != before.get(name):
             raise ValueError(
                 f"the run in {file.parent} was started with {name} {before.get(name)} and not {settings.get(name)}; "

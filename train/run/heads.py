@@ -62,10 +62,11 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     """Loads the target by `load`, and opens the run. `name` is the head's default name in TARGET/heads."""
     settings = with_paths(settings)
     mesh = settings.devices.open(several=True)
-    target = load(settings.target, training_dtype(settings.recipe.dtype).name, mesh)
+    dtype = training_dtype(settings.recipe.dtype).name
+    target = load(settings.target, dtype, mesh)
     out = settings.out or default_out(target.path / "heads" / name, "a head for the builtin target")
     sources = sources_of(settings.data)
-    typed = as_typed(name, settings) | hashes(target.path)
+    typed = as_typed(name, settings, dtype) | hashes(target.path)
     with open_run(run_folder(out, settings.run_dir), typed) as run:
         yield Job(target, sources, out, run, settings)
 

@@ -13,7 +13,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 import jaxspec
-from jaxspec.checkpoint import heads
+from jaxspec.checkpoint import heads, loading
 from jaxspec.checkpoint.config_json import CheckpointError, read_config
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
@@ -199,13 +199,18 @@ def test_bad_input_ends_in_one_sentence(arguments, words, target, data, tmp_path
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_run_is_not_resumed_with_another_target(target, data, tmp_path):
-    """What is at the same path has changed."""
+def test_a_run_is_not_resumed_with_another_dtype_or_target(target, data, tmp_path, monkeypatch):
+    """As on a device of another default dtype, or after what is at the same path has changed."""
     ckpt = tmp_path / "ckpt"
     shutil.copytree(target, ckpt, ignore=shutil.ignore_patterns("heads"))
     given = ("eagle", "--target", ckpt, "--data", data, "--steps", 2, "--batch-size", 2, "--context", 32)
     assert command(*given)[0] == 0
     shutil.rmtree(ckpt / "heads/eagle")
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "default_dtype", lambda: "bfloat16")
+        code, err = command(*given)
+        assert code == 2
+        assert "was started with --dtype float32 and not bfloat16; give the same value" in err.splitlines()[-1]
     (ckpt / "config.json").write_text((ckpt / "config.json").read_text() + "\n")
     code, err = command(*given)
     assert code == 2

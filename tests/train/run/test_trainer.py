@@ -227,13 +227,18 @@ def test_a_step_is_compiled_once(packed, tmp_path, monkeypatch):
 
 
 def test_a_run_is_of_one_command(packed, tmp_path):
-    with open_run(tmp_path / "run", {"command": "lm", "--seed": 1}) as run:
+    """An older run may have no dtype of its own: None, the default of its device."""
+    opened = lambda **options: open_run(tmp_path / "run", {"command": "lm", **options})
+    with opened(**{"--seed": 1, "--dtype": None}) as run:
         fit(lm.loss, model(), None, packed, RECIPE, run)
-    with (
-        pytest.raises(ValueError, match=r"started with --seed 1 and not 2; give the same"),
-        open_run(tmp_path / "run", {"command": "lm", "--seed": 2}),
-    ):
+    with opened(**{"--seed": 1, "--dtype": "float32"}):
         pass
+    for other, words in (({"--seed": 2}, "--seed 1 and not 2"), ({"--dtype": "x"}, "--dtype float32 and not x")):
+        with (
+            pytest.raises(ValueError, match=f"started with {words}; give the same"),
+            opened(**{"--seed": 1, "--dtype": "float32", **other}),
+        ):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -354,6 +359,6 @@ def test_a_run_ended_by_signals_goes_on(kills, folder, tmp_path):
 
 
 def test_options_that_do_not_decide_a_run_may_change():
-    options = lambda **changed: as_typed("lm", Lm(out=Path("x"), recipe=dataclasses.replace(RECIPE, **changed)))
+    options = lambda **changed: as_typed("lm", Lm(out=Path("x"), recipe=dataclasses.replace(RECIPE, **changed)), "x")
     assert options() == options(save_every=7, evaluate_every=9)
     assert options() != options(seed=1)
