@@ -13,6 +13,7 @@ from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
+from jaxspec.host.terminal import say
 from jaxspec.train.data import sources
 from jaxspec.train.data.encoding import warn_of_special_names
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, BadRecord, Conversation, Message, usable
@@ -114,14 +115,18 @@ def check_room(prompts: Sequence[list[int]], room: int) -> None:
 
 
 def greedy_requests(model: Checkpoint, settings: Calibrator | SkipSearch, file: Path | None = None) -> list[Request]:
-    """Requests for greedy text after each of the command's prompts; see `load_prompts`, which also raises.
+    """Requests for greedy text after each different prompt of the command; see `load_prompts`, which also raises.
 
     A text is at most as long as the model's positions permit.
     """
     shared = settings.samples, settings.prompt_tokens, settings.seed, settings.chat
     prompts = load_prompts(file, settings.data, model, *shared)
-    left = lambda prompt: min(settings.max_new_tokens, model.config.model.usable_length - len(prompt.tokens))
-    return [Request(prompt.tokens, SamplingParams(max_new_tokens=left(prompt))) for prompt in prompts]
+    # Equal prompts have equal texts, of which one could be held out and another fitted.
+    different = dict.fromkeys(tuple(prompt.tokens) for prompt in prompts)
+    if len(different) < len(prompts):
+        say(f"{len(different)} of {len(prompts)} prompts are left without duplicates; for more, give more text")
+    left = lambda prompt: min(settings.max_new_tokens, model.config.model.usable_length - len(prompt))
+    return [Request(list(prompt), SamplingParams(max_new_tokens=left(prompt))) for prompt in different]
 
 
 def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:

@@ -25,9 +25,11 @@ from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.methods.method import parse_method
+from jaxspec.train.data.prompts import greedy_requests
 from jaxspec.train.decoding_options import Calibrator
 from jaxspec.train.methods import acceptance_labels, acceptance_predictor, medusa
 from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter
+from jaxspec.train.options import Data
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
 from tests.train.command import command
@@ -154,7 +156,8 @@ def test_no_level_is_labelled_that_the_head_does_not_draft(target: Path, tmp_pat
     write_head(
         head := tmp_path / "head", HeadConfig("medusa", model.config.model, "float32", "float32", {"heads": 2}), weights
     )
-    code, err = command("calibrator", "--target", target, "--head", head, "--out", tmp_path / "out", *SMALL)
+    more = (*SMALL, "--samples", 16, "--batch-size", 16)  # some are equal, and left out
+    code, err = command("calibrator", "--target", target, "--head", head, "--out", tmp_path / "out", *more)
     assert code == 0 and "nan" not in err, err
     found = [each for file in (tmp_path / "out.run/labels").iterdir() for each in acceptance_labels.read_labels(file)]
     assert {each.accepted.shape[1] for each in found} == {2}
@@ -190,7 +193,7 @@ def test_drafts_of_one_kind_are_refused():
 
 def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target, tmp_path):
     whole, torn, text = tmp_path / "whole", tmp_path / "torn", tmp_path / "text.txt"
-    text.write_text("the first of the lines, and the other one\n" * 40)
+    text.write_text("".join(f"{i} is the line\n" for i in range(40)))
     small = (*SMALL, "--data", text)
     shutil.copytree(target, whole)
     shutil.copytree(target, torn)
@@ -216,6 +219,15 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
     weights = [jaxspec.Engine(load(path), "early-exit+cali-ts").models.control for path in (whole, torn)]
     first, again = (jax.tree.map(np.asarray, module_to_dict(each)) for each in weights)
     assert all((first[name] == again[name]).all() for name in first)
+
+
+def test_no_held_out_prompt_is_fitted(target: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "text.txt").write_text("one line\n" * 20 + "another\n" * 20)
+    settings = dataclasses.replace(FITTING, data=Data(tmp_path / "text.txt"), samples=20, prompt_tokens=5)
+    model = load(target, "float32")
+    texts = [model.tokenizer.decode(each.tokens) for each in greedy_requests(model, settings)]
+    assert sorted(texts) == ["anoth", "one l"]
+    assert "2 of 20 prompts are left without duplicates" in capsys.readouterr().err
 
 
 def test_each_head_has_its_drafter(target, tmp_path):
