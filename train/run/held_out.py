@@ -65,12 +65,12 @@ def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params,
 def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Callable[[Params], Measured]:
     """A function from a drafter's weights to `tau` and n-α (EAGLE, Table 2) of chains of 5, decoded by the engine.
 
-    Decoding is greedy. The prompts are the beginnings of held-out windows, the same each time.
+    Decoding is greedy. The prompts are the beginnings of held-out windows, the same each time, without padding.
     """
-    rows = np.unique(np.linspace(0, len(held_out.tokens) - 1, PROMPTS).astype(int))
+    rows = np.unique(np.linspace(0, len(held_out.tokens) - 1, PROMPTS).astype(int)).tolist()
     room = min(model.config.model.usable_length - CHAIN - 1, held_out.tokens.shape[1])
     length = max(1, min(PROMPT_TOKENS, room // 2))
-    prompts = [held_out.tokens[row][:length].tolist() for row in rows]
+    prompts = [held_out.tokens[row][: max(1, min(length, text_length(held_out, row) // 2))].tolist() for row in rows]
     method = Method(drafter, Chain(length=CHAIN))
 
     def measure(weights: Params) -> Measured:
@@ -81,3 +81,9 @@ def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Cal
         return {"tau": found.tau, "acceptance": list(found.acceptance_by_position)}
 
     return measure
+
+
+def text_length(packed: Windows, row: int) -> int:
+    """Tokens of a window before its padding: a last run of one token that does not count."""
+    padding = (packed.tokens[row] == packed.tokens[row][-1]) & ~np.asarray(packed.counted[row])
+    return len(padding) - int(padding[::-1].argmin())

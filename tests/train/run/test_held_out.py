@@ -14,7 +14,8 @@ from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.drafters.ngram import Ngram
 from jaxspec.model.llama import Llama
-from jaxspec.train.data.text import Windows
+from jaxspec.train.data import text
+from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.run import held_out
 from tests.controllers.rounds import MODELS, round_of
@@ -27,16 +28,8 @@ def windows(count: int, length: int) -> Windows:
     return Windows(tokens=tokens, segment=np.zeros_like(tokens), counted=counted)
 
 
-@pytest.mark.parametrize(
-    ("count", "length", "usable", "rows", "tokens", "new"),
-    [
-        (31, 400, 4096, list(range(0, 31, 2)), 128, 64),  # every second window, the first and the last among them
-        (100, 200, 4096, [0, 6, 13, 19, 26, 33, 39, 46, 52, 59, 66, 72, 79, 85, 92, 99], 100, 64),
-        (3, 400, 100, [0, 1, 2], 47, 47),  # prompt, text and a round's drafts fit the positions of the model
-        (1, 5, 4096, [0], 2, 3),
-    ],
-)
-def test_chains_begin_at_windows_from_the_first_to_the_last(count, length, usable, rows, tokens, new, monkeypatch):
+def measured(packed: Windows, usable: int, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the engine was given, and the measurement."""
     asked: dict[str, Any] = {}
 
     class Fake:
@@ -51,11 +44,33 @@ def test_chains_begin_at_windows_from_the_first_to_the_last(count, length, usabl
     shape = dataclasses.replace(MODELS.target.config, max_length=usable)
     config = CheckpointConfig("llama", shape, "float32", "float32", "jaxspec")
     target = Checkpoint(Path("none"), config, Llama(shape, rngs=nnx.Rngs(0)), tokenizer=None, heads=())
-    found = held_out.measure_chain(target, Ngram(), windows(count, length))({"w": jnp.ones(2)})
+    return asked, held_out.measure_chain(target, Ngram(), packed)({"w": jnp.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "usable", "rows", "tokens", "new"),
+    [
+        (31, 400, 4096, list(range(0, 31, 2)), 128, 64),  # every second window, the first and the last among them
+        (100, 200, 4096, [0, 6, 13, 19, 26, 33, 39, 46, 52, 59, 66, 72, 79, 85, 92, 99], 100, 64),
+        (3, 400, 100, [0, 1, 2], 47, 47),  # prompt, text and a round's drafts fit the positions of the model
+        (1, 5, 4096, [0], 2, 3),
+    ],
+)
+def test_chains_begin_at_windows_from_the_first_to_the_last(count, length, usable, rows, tokens, new, monkeypatch):
+    asked, found = measured(windows(count, length), usable, monkeypatch)
     assert [prompt[0] for prompt in asked["prompts"]] == [1000 * row for row in rows]
     assert all(prompt == list(range(prompt[0], prompt[0] + tokens)) for prompt in asked["prompts"])
     assert asked["new"] == new and asked["method"].endswith("+chain,length=5+fixed")
     assert found["tau"] == 3.0 and found["acceptance"] == [1, 0.5, 1, 0, 0]
+
+
+def test_a_prompt_has_no_padding(monkeypatch: pytest.MonkeyPatch):
+    """It is half of the text before the padding, so that there is something to continue."""
+    encoded = [Encoded(np.arange(1, 5, dtype=np.int32), np.array([False, False, False, True]))] * 4
+    asked, _ = measured(text.windows(encoded, 12, fill=4), 4096, monkeypatch)
+    assert asked["prompts"] == [[1, 2, 3, 4, 1, 2], [1, 2]]
+    same = Windows(tokens=np.full((1, 6), 7), segment=np.zeros((1, 6), int), counted=np.zeros((1, 6), bool))
+    assert measured(same, 4096, monkeypatch)[0]["prompts"] == [[7, 7, 7]]  # nothing before that could be padded
 
 
 def test_every_window_counts_once_and_the_score_is_tau_or_minus_the_loss():
