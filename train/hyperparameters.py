@@ -18,7 +18,8 @@ class Recipe:
     learning_rate: float
     """Peak learning rate, after the warm-up. It falls to a tenth of this by a cosine schedule."""
     accumulate: int = 1
-    """Split each batch into this many parts, to save memory. The gradient is still that of the whole batch."""
+    """Split each batch into this many parts, to save memory. The gradient is that of the whole batch, but each part
+    makes its own random draws, such as of noise, lengths of blocks and dropout."""
     warmup: int = 100
     """Warm-up steps, but at most a tenth of --steps."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -92,7 +93,8 @@ class BlockObjective(Distillation):
     """The same loss for drafters that are trained in blocks: EDD, and layer skipping."""
 
     block_min: int = 5
-    """Shortest block. Each step cuts the text into blocks of a random length; each is one round of drafting."""
+    """Shortest block. Each step, or part of one by --accumulate, cuts the text into blocks of a random length; each
+    is one round of drafting."""
     block_max: int = 10
     """Longest block."""
 

@@ -69,7 +69,7 @@ def predict(
 
 
 def draw_rounds(segment: Int[Array, "B T"], objective: BlockObjective, key: Key[Array, ""] | None) -> Rounds:
-    """The rounds of a step. The key draws their length from the objective's range; None: the middle of the range."""
+    """The rounds of a batch. The key draws their length from the objective's range; None: the middle of the range."""
     shortest, longest = objective.block_min, objective.block_max
     middle = jnp.asarray((shortest + longest) // 2)
     length = middle if key is None else jax.random.randint(key, (), shortest, longest + 1, jnp.int32)

@@ -139,7 +139,8 @@ def make_step(
     """A compiled training step: (state, frozen, batch) → (state, metrics). The state is donated.
 
     A batch is computed in `recipe.accumulate` parts. Gradient and metrics are means over all tokens of the batch that
-    count, so they do not depend on the number of parts, except for rounding.
+    count, so they do not depend on the number of parts, except for rounding, and where a loss draws at random: each
+    part has a key of its own.
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), training_dtype(recipe.dtype)
 
