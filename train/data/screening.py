@@ -1,4 +1,4 @@
-"""Which generated texts are kept: few that loop or repeat others, and none that shares words with given questions."""
+"""Which generated texts are kept: few that loop or repeat others, none that is empty or near given questions."""
 
 import dataclasses
 import functools
@@ -59,6 +59,8 @@ class Screen:
         """The line of a text, which counts from now on; or one with the reason why it is left out."""
         own, whole = _words(line)
         found = grams(own)
+        if not (line["messages"][-1]["content"] if "messages" in line else line["text"]).strip():
+            return {LEFT_OUT: "empty"}  # which training refuses
         if self._is_excluded(whole):
             return {LEFT_OUT: "near an excluded question"}
         if not self.repeats and found and sum(each not in self.seen for each in found) < FRESH * len(found):

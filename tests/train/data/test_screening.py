@@ -49,6 +49,15 @@ def test_no_text_shares_thirteen_words_or_a_short_turn(tmp_path: Path):
     assert out(said(" ".join(LETTERS[:7]), " ".join(LETTERS[7:13]))) is None, "of two messages"
 
 
+def test_what_training_refuses_as_empty_is_left_out():
+    talk = lambda answer: {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": answer}]}
+    screen = Screen(set())
+    lines = [talk(""), talk(" \n"), talk("!"), text([]), text([], prompt="of the prompt alone")]
+    found = [screen.screened(line) for line in lines]
+    assert found == [*[{LEFT_OUT: "empty"}] * 2, lines[2], {LEFT_OUT: "empty"}, lines[4]]
+    assert screen.texts == 2 and screen.summary(found).endswith("left out: 3 empty")
+
+
 def test_few_kept_texts_loop():
     screen = Screen(set(), most_loops=0.25)
     looping = lambda number: text([f"loop{number}", "again"] * 10)
