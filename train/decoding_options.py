@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.host.arguments import check_options
+from jaxspec.host.arguments import check_defaults, check_options
 from jaxspec.options import shared
 from jaxspec.options.shared import Devices, Option
-from jaxspec.train.options import Data, RunFolder, SaveDtype
+from jaxspec.train.options import STDLIB, Data, RunFolder, SaveDtype
 
 TryPrompts = Annotated[
     Path | None,
@@ -74,8 +74,10 @@ class Generate(Decoding):
         check_options(self, lambda value: value >= 0, "not be below 0", "greedy_tokens")
         check_options(self.sampling, lambda value: value >= 0, "not be below 0", "seed")
         check_options(self.sampling, lambda value: value >= 1, "be at least 1", "max_new_tokens")
-        if self.self_prompts is not None and self.prompts is not None:
-            raise ValueError("--self-prompts makes the prompts, so leave out --prompts")
+        if self.self_prompts is None:
+            check_defaults(self, "--self-prompts", "max_loops")
+        elif self.prompts is not None or self.data.data != Path(STDLIB):
+            raise ValueError("--self-prompts makes the prompts, so leave out --prompts and --data")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Literal
 
-from jaxspec.host.arguments import check_options
+from jaxspec.host.arguments import check_defaults, check_options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +82,8 @@ class Distillation:
 
     def __post_init__(self) -> None:
         check_options(self, lambda value: 0 < value < float("inf"), "be above 0", "teacher_temperature")
-        if self.goal != "forward-kl" and self.teacher_temperature != 1:
-            raise ValueError(
-                f"--teacher-temperature applies only to --goal forward-kl, not to --goal {self.goal}; leave one out"
-            )
+        if self.goal != "forward-kl":
+            check_defaults(self, "--goal forward-kl", "teacher_temperature")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +144,10 @@ class DflashObjective(Distillation):
         check_options(self, lambda value: value >= 1, "be at least 1", "anchors")
         check_options(self, lambda value: value is None or value > 0, "be above 0", "decay_scale")
         check_options(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "smoothing")
+        if self.weighting != "decay":
+            check_defaults(self, "--weighting decay", "decay_scale")
+        if self.weighting != "d-pace":
+            check_defaults(self, "--weighting d-pace", "smoothing")
 
     def scale(self, block: int) -> float:
         """The decay's scale for blocks of so many tokens."""

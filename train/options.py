@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-from jaxspec.host.arguments import check_options
+from jaxspec.host.arguments import check_defaults, check_options
 from jaxspec.options.shared import ChatOptions, Devices, Option
 from jaxspec.train import hyperparameters as hyper
 
@@ -46,6 +46,8 @@ class DataMixture(Data):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_options(self, lambda share: 0 < share < 1, "be between 0 and 1", "generated_share")
+        if self.open_data is None:
+            check_defaults(self, "--open-data", "generated_share")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -277,8 +279,8 @@ class LayerSkip(HeadSettings):
             raise ValueError(
                 "--aggressive selects a set from the trials of a search, and --set names a set: give only one of them"
             )
-        if self.search is not None and not self.aggressive:
-            raise ValueError("--search has a meaning only with --aggressive: give both or neither")
+        if not self.aggressive:
+            check_defaults(self, "--aggressive", "search", "attention_share", "mlp_share")
         if self.cache_features is not None:
             raise ValueError(
                 "--cache-features stores only the target's last features, but layer skipping reads all layers: omit it"

@@ -1,5 +1,6 @@
 """Arguments as users pass them: numbers of the right kind and in range, and options by their names."""
 
+import dataclasses
 import math
 import operator
 from collections.abc import Callable
@@ -57,3 +58,11 @@ def check_options(options: Any, holds: Callable[[Any], bool], words: str, *names
     for name in names:
         if not holds(value := getattr(options, name)):
             raise ValueError(f"{option_name(name)} must {words}, not {value}")
+
+
+def check_defaults(options: Any, words: str, *names: str) -> None:
+    """Raises ValueError for the first of these fields not at its default; all have an effect only with `words`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise ValueError(f"{option_name(name)} has an effect only with {words}: give both or neither")

@@ -115,14 +115,18 @@ def log_softmax(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("weighting", "goal"), [("decay", "cross-entropy"), ("d-pace", "forward-kl"), ("uniform", "forward-kl")]
+    ("weighting", "options", "goal"),
+    [
+        ("decay", {"decay_scale": 1.5}, "cross-entropy"),
+        ("d-pace", {"smoothing": 0.3}, "forward-kl"),
+        ("uniform", {}, "forward-kl"),
+    ],
 )
-def test_loss_is_the_papers(weighting, goal, target, head, batch, logits, monkeypatch):
+def test_loss_is_the_papers(weighting, options, goal, target, head, batch, logits, monkeypatch):
     """Or the KL from the target's distribution in its place, with the same weights."""
     monkeypatch.setattr(dflash, "_ROWS", 2 * BLOCK)  # several chunks, the last of which is not full
     heat = 0.7 if goal == "forward-kl" else 1.0
-    options = {"weighting": weighting, "goal": goal, "teacher_temperature": heat}
-    objective = DflashObjective(anchors=ANCHORS, decay_scale=1.5, smoothing=0.3, **options)
+    objective = DflashObjective(goal, heat, anchors=ANCHORS, weighting=weighting, **options)
     features, _ = FEATURES(target, batch, head.options.taps)
     teacher = log_softmax(np.asarray(target.logits(features), np.float64) / heat)
     found, sums = LOSS(head, target, batch, jax.random.key(5), objective)
@@ -242,7 +246,7 @@ def test_a_markov_term_is_trained_on_the_token_before(target, head, corrected, b
             rows[j - 1] += 1
     assert float(found) == pytest.approx(total, rel=1e-4)
     plain = LOSS(head, target, batch, jax.random.key(5), objective)[1]
-    assert float(sums["count"]) == float(plain["count"])
+    assert float(sums["count"]) == pytest.approx(float(plain["count"]))  # whose program may sum in other chunks
     assert right.sum() > 0
     for k in range(BLOCK - 1):
         assert (float(sums[f"alpha_{k}"]), float(sums[f"alpha_{k}/rows"])) == (right[k], rows[k])

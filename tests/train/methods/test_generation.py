@@ -359,7 +359,9 @@ def test_where_a_turn_ends(target: Path, tmp_path: Path):
         (("--out", "HERE/out", "--temperature", -1), "temperature must be 0 or above"),
         (("--out", "HERE/out", "--self-prompts", 0), "--self-prompts must be at least 1, not 0"),
         (("--out", "HERE/out", "--self-prompts", 2, "--max-loops", 2), "--max-loops must be from 0 to 1, not 2"),
-        (("--out", "HERE/out", "--self-prompts", 2, "--prompts", "builtin"), "so leave out --prompts"),
+        (("--out", "HERE/out", "--self-prompts", 2, "--prompts", "builtin"), "so leave out --prompts and --data"),
+        (("--out", "HERE/out", "--self-prompts", 2), "so leave out --prompts and --data"),  # `data` is given
+        (("--out", "HERE/out", "--max-loops", 0.2), "--max-loops has an effect only with --self-prompts"),
         (("--out", "HERE/out", "--exclude", "HERE/nowhere"), "nowhere cannot be read"),
         (("--out", "HERE/out", "--samples", 0), "--samples must be at least 1, not 0"),
         (("--out", "HERE/out", "--greedy-tokens", -1), "--greedy-tokens must not be below 0, not -1"),

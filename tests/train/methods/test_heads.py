@@ -178,6 +178,7 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "TARGET", "--context", 3), "--context must be at least 4"),
         (("eagle", "--target", "TARGET", "--out", "."), ". has no name of its own; name the output itself"),
         (("eagle", "--target", "TARGET", "--generated-share", 1), "--generated-share must be between 0 and 1, not 1"),
+        (("eagle", "--target", "TARGET", "--generated-share", 0.9), "--generated-share has an effect only with --"),
         (("eagle", "--target", "TARGET", "--open-data", "/nowhere"), "/nowhere is neither a file nor a folder"),
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
         (("draft-model", "--target", "TARGET", "--layers", 0), "--layers must be at least 1"),
