@@ -32,10 +32,13 @@ def data_parts() -> int:
     return jax.sharding.get_abstract_mesh().shape.get("data", 1)
 
 
-def padded(requests: Sequence[Request]) -> list[Request]:
-    """The requests, padded with IDLE to a power of two, and then to a multiple of the mesh's axis `data`."""
+def padded(requests: Sequence[Request], parts: int | None = None) -> list[Request]:
+    """The requests, padded with IDLE to a power of two, and then to a multiple of the mesh's axis `data`.
+
+    `parts` is the size of that axis; None: that of the current mesh.
+    """
     batch = power_of_two(len(requests))
-    return [*requests, *[IDLE] * (batch + -batch % data_parts() - len(requests))]
+    return [*requests, *[IDLE] * (batch + -batch % (parts or data_parts()) - len(requests))]
 
 
 def start(

@@ -128,6 +128,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "compiled": compiled is not None,
         "device": {"name": where.kind, "chips": where.chips, "mesh": sizes, **dataclasses.asdict(where.chip)},
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
+        "padded_batch_size": len(program.state.length),
         "note": shared_heads(mesh, target.config),
         "fits": (compiled is not None or not isinstance(mesh, Mesh)) and total <= limit,
         "bytes_per_chip": {**memory, "total": total, "limit": limit, "spare": limit - total},

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from jaxspec.builders import Chain
 from jaxspec.controllers import Fixed
-from jaxspec.decoding.batch import IDLE, place_state, start
+from jaxspec.decoding.batch import IDLE, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.loop import draft
@@ -47,8 +47,8 @@ class PlacedProgram:
 
     @classmethod
     def place(cls, program: Program, batch: int, rows: int, mesh: AnyMesh) -> "PlacedProgram":
-        """A program for `batch` sequences with caches of `rows` rows on a split mesh."""
-        begin = lambda models: start(program.spec, models, [IDLE] * batch, (), rows)
+        """A program for `batch` sequences, padded as when they run, with caches of `rows` rows on a split mesh."""
+        begin = lambda models: start(program.spec, models, padded([IDLE] * batch, mesh.shape["data"]), (), rows)
         with _platform_of(mesh):
             state = jax.eval_shape(begin, program.models)
             models = Models(

@@ -24,9 +24,12 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(text, markup=False, style=style)
 
     device, settings, memory = found["device"], found["settings"], found["bytes_per_chip"]
+    asked, padded = settings["batch_size"], found["padded_batch_size"]
     cuts = ", ".join(f"{axis}={size}" for axis, size in device["mesh"].items())
     line(f"{settings['model']} ({settings['quantize'] or settings['dtype']}), {found['resolved']}")
-    line(f"on {device['chips']} x {device['name']} ({cuts}), {settings['batch_size']} x {settings['context']} tokens")
+    line(f"on {device['chips']} x {device['name']} ({cuts}), {padded} x {settings['context']} tokens")
+    if padded != asked:
+        line(f"A batch of {asked} is padded to {padded} sequences.")
     line(f"from {found['from']}: {device['source']}")
     if found["note"]:
         line(found["note"])

@@ -122,13 +122,17 @@ def test_sequences_are_cut_along_data():
     assert two.parts.verify[1].flops == pytest.approx(one.parts.verify[1].flops, rel=0.01)
 
 
-def test_a_batch_is_planned_as_it_is():
-    """Unlike what runs, which is filled up to a power of two."""
-    state = placed(SMALL, "h100-80g:8", data=4, batch=12).state
-    assert state.length.shape == (12,)
-    assert sharding.device_bytes(state.cache) == sharding.device_bytes(
-        placed(SMALL, "h100-80g:8", batch=12).state.cache
-    )
+@pytest.mark.parametrize(("data", "batch", "padded"), [(1, 17, 32), (4, 2, 4), (1, 4, 4)])
+def test_a_batch_is_planned_as_it_is_padded(jaxspec: Command, tmp_path: Path, data: int, batch: int, padded: int):
+    out = tmp_path / "out.json"
+    where = ("--device", "h100-80g:8", "--mesh", f"data={data},model={8 // data}", "--context", 256)
+    code, shown, _ = jaxspec("--method", "plain", *where, "--batch-size", batch, "--json", out)
+    assert code == 0
+    found, of_one = json.loads(out.read_text()), placed(SMALL, f"h100-80g:{8 // data}", rows=256).state.cache
+    assert (found["settings"]["batch_size"], found["padded_batch_size"]) == (batch, padded)
+    assert found["bytes_per_chip"]["kv"] == sharding.device_bytes(of_one) * padded // data
+    assert f", {padded} x 256 tokens\n" in shown
+    assert (f"A batch of {batch} is padded to {padded} sequences.\n" in shown) == (batch != padded)
 
 
 def test_work_of_a_plain_round_by_hand():
