@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxspec.decoding.loop import DRAFTING, LEVEL, VERIFICATION
 from jaxspec.decoding.prefill import FIRST_TOKEN
@@ -102,6 +103,17 @@ def count(traced: Any, arguments: Any, mesh: AnyMesh) -> Parts:
     return Parts({phase: found.get(phase, Work()) for phase in (DRAFTING, LEVEL, *sizes, COMMIT)})
 
 
+@dataclasses.dataclass(frozen=True)
+class _Matrix:
+    """A matrix of the stack that is argument `stack`, such as an expert's kernel. It counts as an argument itself."""
+
+    stack: int
+    shape: tuple[int, ...]
+    dtype: Any
+    sharding: NamedSharding
+    ndim: int = 2
+
+
 @dataclasses.dataclass
 class _Tally:
     """The work of a phase so far; `read` are the arguments read whole, whose bytes are not in `bytes`."""
@@ -110,12 +122,13 @@ class _Tally:
     bytes: float = 0.0
     read: set[int] = dataclasses.field(default_factory=set)
     messages: list[Collective] = dataclasses.field(default_factory=list)
+    stack: int | None = None  # the argument whose matrices caused the last message
 
 
 class _Counter:
     """Walks a program and the programs inside it, and adds up their work by phase."""
 
-    def __init__(self, arguments: Sequence[Any], mesh: AnyMesh, own_parts: bool = False) -> None:
+    def __init__(self, arguments: list[Any], mesh: AnyMesh, own_parts: bool = False) -> None:
         """With `own_parts` the shapes in the program are not global, but those of one chip's parts."""
         self.arguments, self.mesh, self.own_parts = arguments, mesh, own_parts
         self.data = 1 if own_parts else mesh.shape["data"]
@@ -136,6 +149,7 @@ class _Counter:
             tally.bytes += more.bytes
             tally.read |= more.read
             tally.messages += more.messages
+            tally.stack = more.stack
 
     def share(self, argument: int) -> float:
         """Share of an argument's elements on each chip."""
@@ -196,9 +210,15 @@ class _Counter:
             return operands[0]
         if name in PARTIAL and operands[0]:
             (table, *_) = operands[0]
+            argument, matrix = self.arguments[table], inputs[0].shape[1:]
+            is_stack = argument.shape == inputs[0].shape and len(matrix) == 2 and not _is_batched(argument)
+            if is_stack and out.shape in (matrix, (1, *matrix)):
+                sharding = NamedSharding(argument.sharding.mesh, PartitionSpec(*argument.sharding.spec[1:]))
+                self.arguments.append(_Matrix(table, matrix, argument.dtype, sharding))
+                return frozenset([len(self.arguments) - 1])
             self.phases[phase].bytes += times * _bytes(out) * self.share(table)
-            if out.ndim > 1 and not _is_batched(self.arguments[table]):  # rows on other chips are zeros: an all-reduce
-                self.sum(out, _cuts(self.arguments[table], 0), phase, times)
+            if out.ndim > 1 and not _is_batched(argument):  # rows on other chips are zeros: an all-reduce
+                self.sum(out, _cuts(argument, 0), phase, times)
             return NONE
         if name == "dot_general":
             self.product(eqn, operands, phase, times)
@@ -226,12 +246,17 @@ class _Counter:
             summed = [axis for axes in mine for axis in axes]
         # Devices send each other bfloat16 if the inputs have it, though the product is float32 (`model.layers`).
         sent = jax.ShapeDtypeStruct(out.shape, left.dtype if left.dtype == jnp.bfloat16 else out.dtype)
-        self.sum(sent, max((_cuts(weight, axis) for axis in summed), default=1), phase, times)
+        stack = weight.stack if isinstance(weight, _Matrix) else None
+        self.sum(sent, max((_cuts(weight, axis) for axis in summed), default=1), phase, times, stack)
 
-    def sum(self, out: Any, chips: int, phase: Phase, times: int) -> None:
-        """Adds an all-reduce of a result over this many chips; none for a single chip."""
+    def sum(self, out: Any, chips: int, phase: Phase, times: int, stack: int | None = None) -> None:
+        """Adds an all-reduce of a result over several chips. XLA sends those of a stack's matrices together."""
         if chips > 1 and not self.own_parts:
-            self.phases[phase].messages.append(Collective("all-reduce", _bytes(out) // self.data, times, chips))
+            tally, size = self.phases[phase], _bytes(out) // self.data
+            if stack is not None and stack == tally.stack:
+                size += tally.messages.pop().bytes
+            tally.messages.append(Collective("all-reduce", size, times, chips))
+            tally.stack = stack
 
 
 def _bytes(array: Any) -> int:

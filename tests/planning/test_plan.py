@@ -146,6 +146,26 @@ def test_work_of_a_plain_round_by_hand():
     assert work.collectives == (Collective("all-reduce", BF16 * c.hidden_size, 2 * c.num_layers + 1, 16),)
 
 
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_work_of_a_plain_round_of_a_mixture_by_hand(quantize: str | None):
+    """Two of the experts run, and their results are one message."""
+    c = dataclasses.replace(SMALL, num_layers=2, intermediate_size=2048, num_experts=8, experts_per_token=2)
+    found, alone = (placed(c, f"h100-80g:{chips}", quantize=quantize) for chips in (8, 1))
+    work, whole = (each.parts.work(each.parts.verification(1)) for each in (found, alone))
+    layer = kernels(c) + 3 * c.hidden_size * c.intermediate_size + 2 * c.hidden_size * c.num_kv_heads * c.head_dim
+    read = c.num_layers * layer + c.vocab_size * c.hidden_size
+    attention = 2 * c.num_layers * 2048 * c.num_heads * c.head_dim
+    routers = c.num_layers * 8 * c.hidden_size  # whole everywhere
+    assert whole.flops == pytest.approx(2 * (read + attention + routers), rel=0.001)
+    assert work.flops == pytest.approx(2 * ((read + attention) / 8 + routers), rel=0.001)
+    assert work.bytes == pytest.approx(whole.bytes / 8, rel=0.01)
+    if quantize is None:
+        keys_and_values = attention * c.num_kv_heads / c.num_heads
+        assert whole.bytes == pytest.approx(BF16 * (read + keys_and_values), rel=0.001)
+    sums = lambda count, results: Collective("all-reduce", BF16 * c.hidden_size * results, count, 8)
+    assert set(work.collectives) == {sums(c.num_layers + 1, 1), sums(c.num_layers, 2)}
+
+
 def test_a_level_of_medusa_is_one_head():
     """A switch holds them all, and one of its branches runs."""
     found = placed(SMALL, "h100-80g:8", "medusa+chain,length=5")
