@@ -101,7 +101,7 @@ def convert(
         missing = sum(not file.record.exists() for file in files)
         complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
         if not missing:
-            _complete(out, [file.record for file in files], config, tokenizer_from or source)
+            _complete(out, [file.record for file in files], config, tokenizer_from or source, tokenizer_from is None)
     disk, memory = filesize.decimal(shards.most), filesize.decimal(peak_memory())
     say(f"at most {disk} of weights on this disk, and {memory} of memory")
     if missing and not complete:
@@ -110,8 +110,11 @@ def convert(
     llama.say_written(out, config)
 
 
-def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: Path) -> None:
-    """Makes the parts of all files the checkpoint's parameters, and writes the rest of it. Hosts may do so at once."""
+def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: Path, from_gguf: bool) -> None:
+    """Makes the parts of all files the checkpoint's parameters, and writes the rest of it. Hosts may do so at once.
+
+    `tokens` and `from_gguf` are those of `tokenizer.bring`.
+    """
     try:
         found = [json.loads(record.read_text()) for record in records]
     except FileNotFoundError:  # another host has completed it
@@ -119,7 +122,8 @@ def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: 
     parameters.write_index(out / "params", {part: names for each in found for part, names in each["parts"].items()})
     digests = checksums.digests(out, [f"params/{parameters.PARTS}"])
     checksums.write_digests(out, digests | {name: sha for each in found for name, sha in each["sha256"].items()})
-    config_json.write_config(out, dataclasses.replace(config, tokenizer_class=tokenizer.bring(tokens, out)))
+    kind = tokenizer.bring(tokens, out, from_gguf=from_gguf)
+    config_json.write_config(out, dataclasses.replace(config, tokenizer_class=kind))
     buckets.remove(out / RECORDS)
     atomic.end_in_bucket(out)
 

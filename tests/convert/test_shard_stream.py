@@ -1,10 +1,12 @@
 """A model on the hub or in a bucket, into a bucket: file by file, resumed where it was killed, and the same as from a
 folder."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +22,8 @@ from jaxspec.host import buckets
 from jaxspec.host.buckets import to_path
 from tests import hf_models, hub
 from tests.bucket import NAME, Bucket, Fault
+from tests.checkpoints import byte_tokenizer
+from tests.convert import gguf_files
 from tests.convert.commands import run, tensors
 from tests.host import multihost
 
@@ -48,6 +52,19 @@ def upload(folder: Path, place: str) -> None:
     """Copies the files of a folder into a bucket."""
     for file in folder.iterdir():
         to_path(f"{place}/{file.name}").write_bytes(file.read_bytes())
+
+
+@pytest.fixture
+def no_weights(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions in a bucket write everything but the parameters, which take many requests."""
+
+    def write(*arguments: Any) -> None:
+        _, files, _, _, _, (index, count) = arguments
+        for file in files[index::count]:
+            file.record.write_text(json.dumps({"parts": {}, "sha256": {}}))
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(shard_stream, "_write_params", write)
 
 
 def same_as_from(folder: Path, tmp_path: Path) -> None:
@@ -149,6 +166,18 @@ def test_from_a_bucket(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.Mo
     assert result.code == 0 and "of weights on this disk" in result.err, result.err
     assert not in_bucket.faults[0].left and not [*(tmp_path / "jaxspec-shards").iterdir()]
     same_as_from(folder, tmp_path)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_another_tokenizer_goes_before_that_of_a_gguf_file(tmp_path: Path):
+    """As in a conversion to a disk."""
+    made, other = hf_models.make("llama", tmp_path / "hf", num_hidden_layers=1), tmp_path / "other"
+    upload(tmp_path / "hf", f"gs://{NAME}/hf")
+    byte_tokenizer().save_pretrained(other)
+    gguf_files.model(other / "m.gguf", made, gguf_files.byte_level("llama-bpe"))
+    result = run("llama", f"gs://{NAME}/hf", OUT, "--tokenizer", other)
+    assert result.code == 0, result.err
+    assert to_path(f"{OUT}/tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
 
 
 @pytest.mark.soak
