@@ -60,17 +60,7 @@ def open_file_or_shards(file: Path) -> Source:
     if file.exists():
         return opener(file)
     index = file.with_name(f"{file.name}{INDEX}")
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
-    shards = sorted(set(weight_map.values()))
-    for shard in shards:
-        # Only the name is checked, because files in the hub's cache are links to other folders.
-        parts = PurePosixPath(shard).parts
-        if not parts or shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
-            raise CheckpointError(f"{index} points outside its directory, to {shard!r}; do not trust this checkpoint")
-        if not (index.parent / shard).is_file():
-            raise CheckpointError(f"shard {shard} is named in {index} but absent; download it again")
+    shards = shards_in(index, lambda shard: (index.parent / shard).is_file())
     tensors: dict[str, Tensor] = {}
     for shard in shards:
         for name, tensor in opener(index.parent / shard).items():
@@ -80,6 +70,22 @@ def open_file_or_shards(file: Path) -> Source:
                     f"that {index} names again"
                 )
     return tensors
+
+
+def shards_in(index: Path, is_there: Callable[[str], bool]) -> list[str]:
+    """The files that an index names, sorted. Raises CheckpointError if it is invalid, or one of them is not there."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{index} has no weight_map from tensors to files; download it again")
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        # Only the name is checked, because files in the hub's cache are links to other folders.
+        parts = PurePosixPath(shard).parts
+        if not parts or shard.startswith("/") or "\\" in shard or ".." in parts or ":" in shard:
+            raise CheckpointError(f"{index} points outside its directory, to {shard!r}; do not trust this checkpoint")
+        if not is_there(shard):
+            raise CheckpointError(f"shard {shard} is named in {index} but absent; download it again")
+    return shards
 
 
 def same(one: Tensor, other: Tensor) -> bool:

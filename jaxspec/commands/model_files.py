@@ -4,15 +4,17 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import folders
+from jaxspec.convert import folders, readers
 from jaxspec.host import atomic, buckets
 
-_WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
+_WHOLE = folders.MODEL_FILES[0]
+_INDEX = f"{_WHOLE}{folders.INDEX}"
+_SHARDS = re.compile(r"model-\d+-of-\d+\.safetensors")
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors
 
 Header = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -133,21 +135,24 @@ def look(source: str, revision: str | None) -> Model | None:
         folders.check_no_revision(source, revision)
         there = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
         shard = lambda name: Shard(name, there[name].stat().st_size, buckets.md5(there[name]))
-        found = {name: shard(name) for name in _weights(there)}
+        found = {name: shard(name) for name in _weights(there, lambda: folder / _INDEX)}
         return BucketModel(folder, found) if found else None
     if not folders.is_hub_id(source):
         return None
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, hf_hub_download
 
     info = folders.ask_hub(source, lambda: HfApi().model_info(source, revision=revision, files_metadata=True))
     files = {file.rfilename: file for file in info.siblings or ()}
     sha256 = lambda file: file.lfs.sha256 if file.lfs else None
-    found = {name: Shard(name, files[name].size or 0, sha256(files[name])) for name in _weights(files)}
+    index = lambda: Path(folders.ask_hub(source, lambda: hf_hub_download(source, _INDEX, revision=info.sha)))
+    found = {name: Shard(name, files[name].size or 0, sha256(files[name])) for name in _weights(files, index)}
     return HubModel(source, info.sha, found) if found and info.sha is not None else None
 
 
-def _weights(names: Iterable[str]) -> list[str]:
-    """Of the files of a model, those with weights."""
-    found = sorted(name for name in names if _WEIGHTS.fullmatch(name))
-    whole = folders.MODEL_FILES[0]
-    return [whole] if whole in found else found  # as in transformers, shards beside it do not count
+def _weights(names: Collection[str], index: Callable[[], Path]) -> list[str]:
+    """Of the files of a model, those with weights; `index` fetches the index of its shards. Raises CheckpointError."""
+    if _WHOLE in names:
+        return [_WHOLE]  # as in transformers, shards beside it do not count
+    if _INDEX in names:
+        return readers.shards_in(index(), lambda name: name in names)
+    return sorted(name for name in names if _SHARDS.fullmatch(name))

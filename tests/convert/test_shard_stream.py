@@ -16,6 +16,7 @@ from huggingface_hub import constants
 
 import jaxspec
 from jaxspec.checkpoint import checksums, parameters
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.commands import model_files, shard_stream
 from jaxspec.convert import folders, llama
 from jaxspec.host import buckets
@@ -153,6 +154,21 @@ def test_two_files_at_most(there: hub.Hub, tmp_path: Path):
         assert len([*tmp_path.glob("*.safetensors")]) <= 2
     assert shards.most <= 2 * max(shard.size for shard in model.shards.values())
     shards.close()
+
+
+def test_the_index_names_the_files(there: hub.Hub, folder: Path, tmp_path: Path):
+    """A save of the model in fewer files leaves older ones beside it, which a folder's reader does not read either."""
+    shutil.copytree(folder, model := tmp_path / "model")
+    names = sorted(file.name for file in model.glob("*.safetensors"))
+    (model / "model-00001-of-00009.safetensors").write_bytes(b"older")
+    upload(model, f"gs://{NAME}/hf")
+    there.models["org/twice"] = model
+    for source in ("org/twice", f"gs://{NAME}/hf"):
+        found = model_files.look(source, None)
+        assert found is not None and [*found.shards] == names
+    to_path(f"gs://{NAME}/hf/{names[0]}").unlink()
+    with pytest.raises(CheckpointError, match=f"shard {names[0]} is named in gs://.* but absent; download it again"):
+        model_files.look(f"gs://{NAME}/hf", None)
 
 
 @pytest.mark.soak
