@@ -95,13 +95,18 @@ def convert(
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
         tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
         about = {"source": model.name, "version": model.version, "dtype": dtype, "quantize": quantize}
-        atomic.resume_in_bucket(out, json.dumps(about))
+        about["tokenizer"] = None if tokenizer_from is None else str(tokenizer_from)
+        if not atomic.resume_in_bucket(out, json.dumps(about)):
+            say(f"{out} is complete: nothing is left to convert")
+            return
         files = _by_file(tensors, out, dtype, quantize)
         _write_params(shards, files, dtype, quantize, out, place)
         missing = sum(not file.record.exists() for file in files)
         complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
         if not missing:
             _complete(out, [file.record for file in files], config, tokenizer_from or source, tokenizer_from is None)
+            if place[1] == 1:
+                atomic.end_in_bucket(out)
     disk, memory = filesize.decimal(shards.most), filesize.decimal(peak_memory())
     say(f"at most {disk} of weights on this disk, and {memory} of memory")
     if missing and not complete:
@@ -125,7 +130,6 @@ def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: 
     kind = tokenizer.bring(tokens, out, from_gguf=from_gguf)
     config_json.write_config(out, dataclasses.replace(config, tokenizer_class=kind))
     buckets.remove(out / RECORDS)
-    atomic.end_in_bucket(out)
 
 
 def headers(shards: Shards) -> Source:

@@ -161,20 +161,27 @@ def scratch(place: Path) -> Iterator[Path]:
         unfinished.remove(temporary)
 
 
-def resume_in_bucket(out: Path, about: str) -> None:
+def resume_in_bucket(out: Path, about: str) -> bool:
     """Marks `out` as not complete for work that resumes, or finds that it was begun with the same `about`.
 
-    Several processes may call this at once. config.json must be written last, and `end_in_bucket` be called then.
+    Several processes may call this at once. config.json must be written last. A single process calls `end_in_bucket`
+    then. With several the mark stays, so that one that comes late finds the output complete.
+
+    Returns whether anything is left to do.
 
     Raises:
         ValueError: `out` is complete, or was begun with another `about`.
     """
-    check_new(out)
     mark = out / UNFINISHED
-    if not mark.exists():
+    begun = mark.read_text() if mark.exists() else None
+    if begun == about and is_whole(out):
+        return False
+    check_new(out)
+    if begun is None:
         mark.write_text(about)
-    elif (begun := mark.read_text()) != about:
+    elif begun != about:
         raise ValueError(f"{out} is unfinished and was begun with {begun}, not with {about}; remove it first")
+    return True
 
 
 def end_in_bucket(out: Path) -> None:

@@ -171,6 +171,23 @@ def test_the_index_names_the_files(there: hub.Hub, folder: Path, tmp_path: Path)
         model_files.look(f"gs://{NAME}/hf", None)
 
 
+@pytest.mark.usefixtures("no_weights")
+def test_a_host_that_comes_late(in_bucket: Bucket, tmp_path: Path):
+    """There is one file for two hosts."""
+    hf_models.make("llama", tmp_path / "hf", num_hidden_layers=1)
+    upload(tmp_path / "hf", f"gs://{NAME}/hf")
+    host = lambda i, *more: run(
+        "llama", f"gs://{NAME}/hf", OUT, "--coordinator", "h:1", "--processes", 2, "--process-id", i, *more
+    )
+    assert host(0).last.startswith(f"wrote {OUT}: llama, ")
+    before = in_bucket.names()
+    late = host(1)
+    assert late.code == 0 and late.last == f"{OUT} is complete: nothing is left to convert", late.err
+    assert in_bucket.names() == before
+    exists = f"error: {OUT} exists already; name another output or remove it first"
+    assert host(1, "--dtype", "bfloat16").last == exists
+
+
 @pytest.mark.soak
 def test_from_a_bucket(in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
