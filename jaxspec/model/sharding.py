@@ -68,11 +68,8 @@ def make_mesh(*, data: int = 1, model: int = 1, rows: int = 1, devices: Sequence
         ValueError: an axis is below 1, `rows` is not 1, 2, 4 or 8, or there are too few devices.
     """
     sizes = {"data": data, "model": model, "rows": rows}
+    _check_sizes(sizes)
     said = ",".join(f"{name}={size}" for name, size in sizes.items() if name != "rows" or size != 1)
-    if min(sizes.values()) < 1:
-        raise ValueError(f"a mesh needs at least one device along each axis, not {said}")
-    if MOST_ROWS % rows:
-        raise ValueError(f"rows of the cache can be split over 2, 4 or {MOST_ROWS} devices, not {rows}")
     there, wanted, several = devices or jax.devices(), math.prod(sizes.values()), jax.process_count() > 1
     if wanted > len(there) or (several and wanted < len(there)):
         raise ValueError(
@@ -96,7 +93,16 @@ def read_sizes(text: str) -> dict[str, int]:
         if name not in ("data", "model", "rows") or name in sizes or not size.isdecimal():
             raise ValueError(f"--mesh {text!r}: write data=N,model=M or data=N,model=M,rows=R, with whole numbers")
         sizes[name] = int(size)
+    _check_sizes(sizes)
     return {"data": 1, "model": 1, **sizes}
+
+
+def _check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raises ValueError if an axis has no device, or the rows of the cache cannot be split so."""
+    if min(sizes.values()) < 1:
+        raise ValueError(f"a mesh needs at least one device along each axis, not {min(sizes.values())}")
+    if MOST_ROWS % (rows := sizes.get("rows", 1)):
+        raise ValueError(f"rows of the cache can be split over 2, 4 or {MOST_ROWS} devices, not {rows}")
 
 
 def split_mesh(mesh: Mesh, config: LlamaConfig) -> Mesh:

@@ -192,6 +192,8 @@ def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:
     sizes = {"data": 1, "model": where.chips} if settings.mesh is None else read_sizes(settings.mesh)
     if math.prod(sizes.values()) != where.chips:
         raise ValueError(f"--mesh {settings.mesh}: data x model x rows must be the {where.chips} chips of {where}")
+    if settings.context % (rows := sizes.get("rows", 1)):
+        raise ValueError(f"--context {settings.context}: it must be a multiple of {rows}, the size of rows in --mesh")
     return sizes
 
 

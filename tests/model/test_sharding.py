@@ -21,6 +21,7 @@ from jaxspec.model.sharding import (
     model_axis_sizes,
     parse_mesh,
     partition_spec,
+    read_sizes,
     shared_heads,
 )
 
@@ -112,7 +113,8 @@ def test_meshes_that_cannot_be_are_refused():
         make_mesh(data=0)
     with pytest.raises(ValueError, match="data=64,model=1 needs 64 devices but there are "):
         make_mesh(data=64)
-    with pytest.raises(ValueError, match="2, 4 or 8 devices, not 3"):
-        make_mesh(rows=3)
+    for make in (lambda: make_mesh(rows=3), lambda: read_sizes("model=1,rows=3")):
+        with pytest.raises(ValueError, match="2, 4 or 8 devices, not 3"):
+            make()
     with pytest.raises(ValueError, match=r"the mesh has the axes x: make one with jaxspec.make_mesh"):
         sharding.split_mesh(jax.make_mesh((1,), ("x",)), LLAMA_70B)

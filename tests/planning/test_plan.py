@@ -376,6 +376,8 @@ def test_builders_learn_costs_from_the_roofline():
         (("--device", "h100:8"), "a100-80g:8"),
         (("--device", "h100-80g:2x4"), "only their number"),
         (("--device", "h100-80g:8", "--mesh", "data=2,model=2"), "must be the 8 chips"),
+        (("--device", "h100-80g:6", "--mesh", "data=1,model=2,rows=3"), "split over 2, 4 or 8 devices, not 3"),
+        (("--device", "h100-80g:8", "--mesh", "data=1,model=4,rows=2", "--context", 1001), "must be a multiple of 2"),
         (("--device", "h100-80g:8", "--context", 4097), "4096 positions"),
         (("--device", "h100-80g:8", "--tau", "much"), "neither a number nor a file"),
         (("--device", "h100-80g:8", "--tau", 38), "commits 5 tokens at most"),
