@@ -22,7 +22,7 @@ from jaxspec.host.atomic import check_room
 from jaxspec.host.buckets import in_bucket
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import progress
-from jaxspec.model.quantization import kind_of, pack
+from jaxspec.model.quantization import group_size, kind_of, pack
 
 # A model is written in about this many groups: enough to keep each small, few enough for Orbax to merge.
 _GROUPS = 64
@@ -58,9 +58,11 @@ def total_bytes(tensors: Mapping[str, Tensor], dtype: str | None, quantize: str 
 
     def size(ours: str, tensor: Tensor) -> int:
         kind = None if quantize is None else kind_of(ours, quantize)
-        of_dtype = np.dtype(dtype or tensor.dtype).itemsize
-        # On disk int4 takes a byte too. Scales take at most 1/32 of the values.
-        return math.prod(tensor.shape) * of_dtype if kind is None else math.prod(tensor.shape) * 33 // 32
+        elements = math.prod(tensor.shape)
+        if kind is None:
+            return elements * np.dtype(dtype or tensor.dtype).itemsize
+        # On disk int4 takes a byte too. A scale takes four; the source has a kernel's inputs last.
+        return elements + 4 * elements // group_size(kind, tensor.shape[-1])
 
     return sum(size(ours, tensor) for ours, tensor in tensors.items())
 

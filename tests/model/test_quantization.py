@@ -13,6 +13,8 @@ from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.convert import transfer
+from jaxspec.convert.readers import Tensor
 from jaxspec.model import quantization
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.layers import Linear
@@ -124,6 +126,14 @@ def test_tensors_are_quantised_as_they_come(saved: Path, monkeypatch: pytest.Mon
     monkeypatch.undo()
     for name, array in module_to_dict(parameters.restore(saved, quantize="int8")).items():
         np.testing.assert_array_equal(in_groups[name], array)
+
+
+@pytest.mark.parametrize("shape", [(8, 96), (2, 8, 384)])
+def test_bytes_of_a_converted_kernel(shape: tuple[int, ...], how: str):
+    """Of one whose inputs 128 does not divide, and of a stack of experts."""
+    tensors = {"mlp.up.kernel": Tensor("up", shape, "float32", "file", lambda: np.ones(shape, np.float32))}
+    written = sum(array.nbytes for _, array in transfer.stream(tensors, None, how))
+    assert transfer.total_bytes(tensors, None, how) == written
 
 
 def test_bytes(model: Llama):
