@@ -30,9 +30,9 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
 
 def check_settings(kind: Any) -> None:
     """Raises ValueError for a strategy's class without a name, or with a setting, that can be given as text."""
-    if not hasattr(kind, "__dataclass_fields__"):
+    if "__dataclass_fields__" not in dir(kind):
         raise ValueError(f"{kind} is not a dataclass; decorate it with @dataclasses.dataclass(frozen=True)")
-    if not hasattr(kind, "name") or not isinstance(kind.name, str) or not re.fullmatch(r"[\w.-]+", kind.name):
+    if "name" not in dir(kind) or not isinstance(kind.name, str) or not re.fullmatch(r"[\w.-]+", kind.name):
         raise ValueError(f"{kind} needs a `name` of letters, digits, and the characters . _ -")
     types = typing.get_type_hints(kind)
     for field in settings_of(kind):
