@@ -29,7 +29,7 @@ def build_part(kind: Any, settings: list[str], text: str) -> Any:
 
 
 def check_settings(kind: Any) -> None:
-    """Raises ValueError for a strategy's class without a name, or with a setting, that can be given as text."""
+    """Raises ValueError for a strategy's class that the text of a method could not name, or not build."""
     if "__dataclass_fields__" not in dir(kind):
         raise ValueError(f"{kind} is not a dataclass; decorate it with @dataclasses.dataclass(frozen=True)")
     if "name" not in dir(kind) or not isinstance(kind.name, str) or not re.fullmatch(r"[\w.-]+", kind.name):

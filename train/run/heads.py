@@ -143,12 +143,25 @@ def train_head(settings: HeadSettings, drafter: Drafter, loss: Loss) -> nnx.Modu
         The trained head, in float32.
 
     Raises:
-        ValueError: there is too little text, the loss overflows, or `settings.out` exists or its parent does not.
+        ValueError: there is too little text, the loss overflows, the head has other variables than parameters, or
+            `settings.out` exists or its parent does not.
         DiskFullError: the disk has too little space.
     """
     with open_job(drafter.name, settings) as job:
         shape = drafter.head_for(job.target.config.model)
-        return train(job, drafter, shape, built(job.target.mesh, drafter, shape, settings.recipe.seed), loss)
+        head = built(job.target.mesh, drafter, shape, settings.recipe.seed)
+        check_trainable(head)
+        return train(job, drafter, shape, head, loss)
+
+
+def check_trainable(head: nnx.Module) -> None:
+    """Raises ValueError for a variable that is no parameter of floats, because all are trained and stored."""
+    for path, variable in nnx.to_flat_state(nnx.state(head)):
+        if not isinstance(variable, nnx.Param) or not jnp.issubdtype(variable[...].dtype, jnp.floating):
+            raise ValueError(
+                f"{'.'.join(map(str, path))} of the head is a {type(variable).__name__} of {variable[...].dtype}; only "
+                "an nnx.Param of floats can be trained and stored, so leave out dropout, batch norm and the like"
+            )
 
 
 def train(

@@ -1,7 +1,13 @@
-"""A head in training is made in parts, each on its device."""
+"""A head in training is made in parts, each on its device, and of parameters alone."""
 
 import json
+from typing import Any
 
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from jaxspec.train.run.heads import check_trainable
 from tests import several_devices
 
 PROGRAM = """
@@ -28,3 +34,18 @@ def test_each_device_makes_its_part():
     assert found["same"] and found["random"]
     assert found["devices"] == 1
     assert 1 / 8 <= found["share"] < 1 / 8 + 0.03  # two KV heads cut their kernels in four, data included
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        (lambda rngs: nnx.Dropout(0.1, rngs=rngs), "part.rngs.count of the head is a RngCount of uint32"),
+        (lambda rngs: nnx.BatchNorm(2, rngs=rngs), "part.mean of the head is a BatchStat of float32"),
+        (lambda rngs: nnx.Param(jnp.zeros(2, jnp.int32)), "part of the head is a Param of int32"),
+    ],
+)
+def test_a_head_with_other_state_than_parameters_is_refused(part: Any, named: str):
+    linear = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    check_trainable(linear)
+    with pytest.raises(ValueError, match=named):
+        check_trainable(nnx.Dict(linear=linear, part=part(nnx.Rngs(0))))
