@@ -91,8 +91,8 @@ class BlockObjective(Distillation):
     """The same loss for drafters that are trained in blocks: EDD, and layer skipping."""
 
     block_min: int = 5
-    """Shortest block. Each step, or part of one by --accumulate, cuts the text into blocks of a random length; each
-    is one round of drafting."""
+    """Shortest block. Each step, or with --accumulate each part of it, cuts the text into blocks of a random length.
+    A block is one round of drafting."""
     block_max: int = 10
     """Longest block."""
 

@@ -59,7 +59,7 @@ class Tokenizer:
 
     Attributes:
         special_tokens_map: token by name: `bos_token`, `eos_token` and the like, and those that only this model has.
-        special_ids: id by token of all special tokens, which `decode_after` leaves out.
+        special_ids: id by token of all special tokens, which `decode_after` leaves out; config files may list fewer.
         chat_template: the template of conversations; None: there is none.
     """
 
@@ -95,10 +95,6 @@ class Tokenizer:
             finally:
                 self._backend.encode_special_tokens = usual
         return [each.ids for each in found]
-
-    def special_names(self) -> tuple[str, ...]:
-        """The names of all tokens that `encode_as_text` reads as text; config files may list fewer."""
-        return tuple(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""

@@ -95,7 +95,7 @@ def convert(
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
         tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
         about = {"source": model.name, "version": model.version, "dtype": dtype, "quantize": quantize}
-        about["tokenizer"] = None if tokenizer_from is None else str(tokenizer_from)
+        about |= {} if tokenizer_from is None else {"tokenizer": str(tokenizer_from)}
         if not atomic.resume_in_bucket(out, json.dumps(about)):
             say(f"{out} is complete: nothing is left to convert")
             return

@@ -206,7 +206,7 @@ def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"])
         room = [(0, most - length) for most, length in zip(into.shape[1:], values.shape[1:], strict=True)]
         if any(more for _, more in room):
             values = jnp.pad(values, [(0, 0), *room])
-        at = [row[0], *[jnp.zeros_like(row[0])] * (into.ndim - 1)]
+        at = [row[0], *[row.dtype.type(0)] * (into.ndim - 1)]
         kept = jax.lax.dynamic_slice(into, at, values.shape)
         return jax.lax.dynamic_update_slice(into, jnp.where(chosen[0], values, kept), at)
 

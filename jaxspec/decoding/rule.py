@@ -93,7 +93,6 @@ def keep_probs(
     if token is None:
         kept = tree.draft_probs.at[rows, node].set(probs, mode="drop")
     else:  # `add`, not `set`, because padding candidates may repeat an id; the rows were zero
-        token = jnp.where(token < 0, tree.draft_probs.shape[-1], token)  # no token of the vocabulary: dropped
         at = (rows[..., None], node[..., None], for_each(token, width))
         kept = tree.draft_probs.at[at].add(probs, mode="drop")
     return dataclasses.replace(tree, draft_probs=kept)

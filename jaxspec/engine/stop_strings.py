@@ -48,8 +48,9 @@ class StopStrings:
         """
         special = next((at for at, token in enumerate(tokens) if token in self._ids), None)
         ordinary = tokens[:special]
-        if not self._is_in(ordinary, before):
-            text = text_of(self.tokenizer, ordinary, before)
+        text = text_of(self.tokenizer, ordinary, before)
+        hidden = self.strings and text.endswith("\ufffd") and self._is_in(ordinary, before)
+        if self._find(text) is None and not hidden:
             return (len(tokens), text, False) if special is None else (special + 1, text, True)
         least = range(1, len(ordinary))
         count = 1 + bisect_left(least, True, key=lambda count: self._is_in(ordinary[:count], before))

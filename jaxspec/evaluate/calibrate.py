@@ -52,7 +52,7 @@ def run(settings: Calibrate) -> None:
     names = ("prompts", "limit", "max_new_tokens")
     given = [option_name(name) for name in names if getattr(settings, name) != getattr(Calibrate, name)]
     if given and not estimates:
-        raise ValueError(f"{settings.head} has no confidence output, which {given[0]} is for: omit it")
+        raise ValueError(f"{settings.head} has no confidence output, so no question is asked: omit {given[0]}")
     table = measure(model, method, weights, settings.batch_size)
     store(key, dataclasses.asdict(table))
     show(table, Console())

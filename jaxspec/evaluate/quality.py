@@ -21,7 +21,8 @@ GSM8K_ENDS = ("Question:", "</s>", "<|im_end|>")  # as in lm-evaluation-harness
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")
 _FLEXIBLE = re.compile(r"-?[$0-9.,]{2,}|-?[0-9]+")
 _CODE_FROM_THE_START = re.compile(r"\s*?^(?: {4}|\t|(?:async )?def |class |from \S+ import |import |@)", re.MULTILINE)
-_TO_OWN_DEF = re.compile(r"\s*?^(?=\S).*?^(?:async )?def ", re.MULTILINE | re.DOTALL)  # not of an indented body
+# Not of an indented body, nor behind code that uses the function.
+_TO_OWN_DEF = re.compile(r"\s*?^(?=\S)(?:(?!^(?:if|print)).)*?^(?:async )?def ", re.MULTILINE | re.DOTALL)
 _BLOCK = re.compile(r"(^[ \t]*|(?<=[\s:]))(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:\2|\Z)", re.DOTALL | re.MULTILINE)
 """A fenced block: the indentation of its fence, the fence, its language, the code. The text may end first."""
 

@@ -262,8 +262,9 @@ def _listed(name: str, hub: Any) -> list[str]:
     except Exception:  # of many kinds, as in `download`
         with contextlib.suppress(OSError, ValueError):  # it is not in the cache
             folder = Path(snapshot_download(name, repo_type="dataset", local_files_only=True))
-            say(f"{name}: the hub cannot be reached, so only files in its cache are found")
-            return [file.relative_to(folder).as_posix() for file in folder.rglob("*")]
+            files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+            say(f"{name}: the hub cannot be reached, so only files in its cache are found: {', '.join(files)}")
+            return files
         raise
 
 

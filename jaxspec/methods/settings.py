@@ -43,7 +43,7 @@ def check_settings(kind: Any) -> None:
                 'field metadata={"parse": ..., "show": ...}, from text and to text'
             )
         if field.default is field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"setting {field.name} of {kind.name} has no default, which a method's text may leave out")
+            raise ValueError(f"setting {field.name} of {kind.name} has no default, and needs one: it may be left out")
 
 
 def read_value(field: dataclasses.Field, text: str, where: str) -> Any:

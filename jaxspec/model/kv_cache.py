@@ -137,7 +137,7 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
     """Writes the block of each sequence in an update of its own."""
     new = with_layout_constraint(new.astype(old.dtype), Layout((0, 1, 2, 3)))  # else each row changes its layout
     for row in range(old.shape[0]):
-        at = [start[row] if i == axis else jnp.asarray(0 if i else row, start.dtype) for i in range(4)]
+        at = [start[row] if i == axis else start.dtype.type(0 if i else row) for i in range(4)]
         old = jax.lax.dynamic_update_slice(old, new[row : row + 1], at)
     return old
 

@@ -27,7 +27,9 @@ class RejectionSampling(Rule):
     may_prune: ClassVar[bool] = False
 
     def draft_probs(self, sampling: Sampling, drafts: Drafts) -> Float[Array, "B Q support"]:
-        return probabilities(drafts.logits, never_greedy(sampling))
+        # An id below 0 would be one from the vocabulary's end.
+        logits = drafts.logits if drafts.token is None else jnp.where(drafts.token < 0, -jnp.inf, drafts.logits)
+        return probabilities(logits, never_greedy(sampling))
 
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
         hot, support = (draws.sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
@@ -35,11 +37,10 @@ class RejectionSampling(Rule):
         own = jnp.where(hot, gumbel(draws.keys, (width, support)), 0.0)
         scores, rank = top_k(jnp.log(probs) + own, count)
         pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
-        token = rank if drafts.token is None else pick(drafts.token)
         return Proposal(
-            token=token,
+            token=rank if drafts.token is None else pick(drafts.token),
             log_prob=jnp.log(pick(probs)) + log_mass(drafts),  # the confidence, which may be below q
-            live=(scores > -jnp.inf) & (token >= 0),  # below 0 it would be an id from the vocabulary's end
+            live=scores > -jnp.inf,
         )
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:

@@ -153,7 +153,7 @@ def test_what_can_be_calibrated(model, path):
 
 def test_questions_that_nothing_would_read_are_refused(path, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", None)
-    with pytest.raises(ValueError, match="ngram has no confidence output, which --limit is for"):
+    with pytest.raises(ValueError, match="so no question is asked: omit --limit"):
         calibrate.run(Calibrate(target=path, head="ngram", limit=1))
 
 

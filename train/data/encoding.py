@@ -52,7 +52,7 @@ def encode(
 
 def warn_of_special_names(tokenizer: Any, found: Texts) -> None:
     """Prints a warning if texts begin or end with a special token's name, as those that a chat template wrote do."""
-    names = tokenizer.special_names()
+    names = tuple(tokenizer.special_ids)
     # Only the ends are read: they suffice, also in much text, and source code may hold such a name in its middle.
     ends = [(each.text[:_NAME].lstrip(), each.text[-_NAME:].rstrip()) for each in found if isinstance(each, Document)]
     if marked := [(begin, end) for begin, end in ends if begin.startswith(names) or end.endswith(names)]:
