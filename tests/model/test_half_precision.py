@@ -148,5 +148,5 @@ def test_rounded_where_a_value_enters_a_product_and_nowhere_else(dtype: str):
 )
 def test_the_dtype_of_a_device(platform: str, capability: str | None, dtype: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(backend, "platform", lambda: platform)
-    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(compute_capability=capability)])
+    monkeypatch.setattr(backend, "default_device", lambda: types.SimpleNamespace(compute_capability=capability))
     assert backend.default_dtype() == dtype
