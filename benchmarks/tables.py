@@ -29,7 +29,7 @@ BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
 METHOD = (
     *("resolved", "tokens", "rounds", "tau", "tau_interval", "acceptance_rate", "nodes_per_round", "tokens_per_second"),
-    *("speedup", "speedup_interval", "modelled_speedup", "flat_speedup", "divergences"),
+    *("acceptance_by_position", "speedup", "speedup_interval", "modelled_speedup", "flat_speedup", "divergences"),
 )
 """The keys of a run, and of each of its methods, that are kept."""
 
@@ -188,6 +188,29 @@ def beside_others() -> str:
     header = ["", "ms a token", "× jaxspec's plain decoding", "texts as transformers'"]
     versions = ", ".join(f"{name} {run['versions'][name]}" for name in ("torch", "transformers", "llama_cpp"))
     return f"{run['device']}, {run['date']}; {versions}.\n\n{markdown(header, rows)}"
+
+
+EAGLES = {
+    "eagle@eagle": "`eagle`",
+    "eagle3@base": "`eagle3`",
+    "eagle3@one-tap": "one tap, the last layer's input, not three fused",
+    "eagle3@one-step": "one step: no training-time test",
+}
+
+
+def eagle3_beside_eagle() -> str:
+    """Tau of EAGLE and of EAGLE-3 without one of its parts, trained alike, over three seeds."""
+    run = result("eagle3_beside_eagle")["methods"]
+
+    def row(head: str) -> list[str]:
+        found = [run[f"{head}-{seed}+chain,length=4"] for seed in range(3)]
+        mean = lambda values: f"{sum(values) / 3:.2f}"
+        positions = zip(*(each["acceptance_by_position"] for each in found), strict=True)
+        taus = (with_interval(each, "tau") for each in found)
+        return [EAGLES[head], *taus, mean(each["tau"] for each in found), " ".join(map(mean, positions))]
+
+    header = ["head", "seed 0", "seed 1", "seed 2", "mean", "acceptance by position"]
+    return markdown(header, (row(head) for head in EAGLES))
 
 
 HEADS = {
@@ -376,6 +399,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verification-costs": verification_costs,
     "builtin-h100": builtin_h100,
     "beside-others": beside_others,
+    "eagle3-beside-eagle": eagle3_beside_eagle,
     "block-heads": block_heads,
     "where-drafting-pays": where_drafting_pays,
     "verify-float32": verify_float32,
