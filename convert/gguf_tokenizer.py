@@ -5,9 +5,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import vocabulary
 from jaxspec.host.terminal import say
 
 # How byte-level tokenizers cut text before they merge: regular expressions, one after another; each cuts out its
@@ -93,15 +94,15 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
         if kind == "gpt2":
             tokenizer, adds_bos = _byte_level(settings, by_token, name)
         else:
-            tokenizer, adds_bos = _sentencepiece(settings, by_token, special["unknown"]), True
+            space = settings.get("add_space_prefix", True)
+            tokenizer = vocabulary.merged_by_score(by_token, settings["scores"], special["unknown"], space)
+            adds_bos = True
         added = lambda *kinds: [AddedToken(token, normalized=False) for token in tokens if types[token] in kinds]
         tokenizer.add_special_tokens(added(_UNKNOWN, _CONTROL))
         tokenizer.add_tokens(added(_USER_DEFINED))
         adds = {"bos": settings.get("add_bos_token", adds_bos), "eos": settings.get("add_eos_token", False)}
         before, after = ([special[end]] if adds[end] else [] for end in adds)
-        around = [(token, by_token[token]) for token in {*before, *after}]
-        if around:
-            tokenizer.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=around)
+        vocabulary.add_around(tokenizer, before, after)
     except CheckpointError:
         raise
     except Exception as error:  # of many kinds, plain ones by tokenizers
@@ -157,33 +158,12 @@ def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int],
     return listed, ids
 
 
-def _byte_level(settings: Mapping[str, Any], by_token: dict[str, int], name: str) -> tuple[Any, bool]:
+def _byte_level(settings: Mapping[str, Any], by_token: dict[str, int], name: str) -> tuple[Tokenizer, bool]:
     """A tokenizer of GPT-2's kind, and whether it adds a BOS where the file does not set it."""
     if (kind := settings.get("pre")) is None:
         say(f"warning: {name} names no pre-tokenizer; as in llama.cpp the default is taken, and ids may be wrong")
     if (patterns := SPLITS.get(kind or "default")) is None:
         raise CheckpointError(f"{name} has the pre-tokenizer {kind!r}, which is unknown here{_ADVICE}")
     merges = [(merge[: (at := merge.index(" ", 1))], merge[at + 1 :]) for merge in settings["merges"]]
-    tokenizer = Tokenizer(models.BPE(by_token, merges, ignore_merges=patterns in _LIKE_LLAMA3))
-    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
-    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, in_bytes])
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, patterns in _LIKE_LLAMA3
-
-
-def _sentencepiece(settings: Mapping[str, Any], by_token: dict[str, int], unknown: str) -> Any:
-    """A tokenizer of sentencepiece's kind: it merges the two neighbours whose union has the best score."""
-    scores, space = settings["scores"], settings.get("add_space_prefix", True)
-    unions = [
-        (-scores[id_], id_, token[:at], token[at:])
-        for token, id_ in by_token.items()
-        for at in range(1, len(token))
-        if token[:at] in by_token and token[at:] in by_token
-    ]
-    merges = [union[2:] for union in sorted(unions)]
-    tokenizer = Tokenizer(models.BPE(by_token, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([*[normalizers.Prepend("▁")] * space, normalizers.Replace(" ", "▁")])
-    pieces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*pieces, *[decoders.Strip(" ", 1, 0)] * space])
-    return tokenizer
+    like_llama3 = patterns in _LIKE_LLAMA3
+    return vocabulary.of_bytes(by_token, merges, patterns, whole=like_llama3), like_llama3

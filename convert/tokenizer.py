@@ -1,19 +1,18 @@
-"""Tokenizer files: copied, never executed. Transformers or `gguf_tokenizer` writes a tokenizer.json that is missing."""
+"""Tokenizer files: copied, never executed. A missing tokenizer.json is made from the vocabulary that is there."""
 
 import dataclasses
-import importlib.util
 import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, GENERIC, VOCABULARIES, class_of, load_tokenizer
-from jaxspec.convert import gguf, gguf_tokenizer
+from jaxspec.convert import gguf, gguf_tokenizer, vocabulary
 from jaxspec.convert.folders import check_present
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
@@ -26,27 +25,28 @@ def bring(source: Path, folder: Path, from_meta: bool = False, from_gguf: bool =
     (`checkpoint.tokenizer.class_of`); None, with a warning, if there is none that can be read.
     """
     try:
-        if from_meta:
-            return _convert_meta(source, folder)
         if from_gguf and (file := gguf.find(source)) is not None:
             for name, text in _in_gguf(file).items():
                 (folder / name).write_text(text, encoding="utf-8")
             if has_tokenizer(folder):
                 return GENERIC
-        if not has_tokenizer(source):
+        # LLaMA 1 has its tokenizer next to the folders of its sizes.
+        places = (source, source.parent) if from_meta else (source,)
+        if (at := next((place for place in places if has_tokenizer(place)), None)) is None:
             raise ValueError("it has none of the files " + ", ".join(("tokenizer.json", *VOCABULARIES)))
-        copy(source, folder)
-        if (source / "tokenizer.json").is_file():
-            _name_what_is_ignored(source, source)
-            return class_of(source)
-        if (source / "tokenizer.model").is_file():
-            _is_sentencepiece(source / "tokenizer.model")
-        from transformers import AutoTokenizer
+        copy(at, folder)
+        if (at / "tokenizer.json").is_file():
+            _name_what_is_ignored(at, at)
+            return class_of(at)
+        if (file := vocabulary.find(at)) is not None:
+            _make(file, folder)
+        else:
+            from transformers import AutoTokenizer
 
-        found = AutoTokenizer.from_pretrained(str(source), local_files_only=True, trust_remote_code=False)
-        _write(found, folder)
-        _name_what_is_ignored(source, folder)
-        _compare(found, source / "tokenizer.model")
+            found = AutoTokenizer.from_pretrained(str(at), local_files_only=True, trust_remote_code=False)
+            # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
+            _write(found.backend_tokenizer, found.special_tokens_map, folder)
+        _name_what_is_ignored(at, folder)
         return GENERIC
     except Exception as error:  # transformers raises many kinds
         if isinstance(error, OSError) and error.errno is not None:
@@ -129,7 +129,7 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
     file, tokenizer = source / "tokenizer_config.json", load_tokenizer(made)
     if tokenizer is None or not file.is_file():
         return
-    config, added = json.loads(file.read_text(encoding="utf-8-sig")), tokenizer.encode("")
+    config, added = _config(source), tokenizer.encode("")
     for key, token in (("add_bos_token", tokenizer.bos_token_id), ("add_eos_token", tokenizer.eos_token_id)):
         if isinstance(wanted := config.get(key), bool) and wanted != (token in added):
             say(
@@ -144,57 +144,30 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
         )
 
 
-def _convert_meta(source: Path, folder: Path) -> str | None:
-    """Converts a sentencepiece model (LLaMA 1 and 2) with transformers. LLaMA 3's tiktoken files cannot be converted,
-    because they lack the special tokens."""
-    # LLaMA 1 has its tokenizer next to the folders of its sizes.
-    file = next((at for at in (source / "tokenizer.model", source.parent / "tokenizer.model") if at.is_file()), None)
-    if file is None:
-        raise ValueError("there is no tokenizer.model")
-    if not _is_sentencepiece(file):
-        raise ValueError(f"{file} is a tiktoken file, which lacks the special tokens")
-    from transformers import LlamaTokenizerFast  # in transformers 5 another name of LlamaTokenizer
-
-    (folder / file.name).write_bytes(file.read_bytes())
-    found = LlamaTokenizerFast.from_pretrained(str(file.parent), add_bos_token=True)
-    # As Meta's code, by sentencepiece: a space goes before every text, also one that begins with a space.
-    found.backend_tokenizer.pre_tokenizer = None
-    found.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    _write(found, folder)
-    return GENERIC
+def _make(file: Path, folder: Path) -> None:
+    """Writes the tokenizer.json of a bare vocabulary. As in transformers, BOS goes before a text if no file differs."""
+    config = _config(folder)
+    tokenizer, named = vocabulary.read(file)
+    if config.get("legacy") is False and isinstance(tokenizer.normalizer, normalizers.Sequence):
+        # No space after a special token, as in transformers, where the first text then gets none before another space.
+        tokenizer.normalizer = normalizers.Sequence([])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    content = lambda token: token["content"] if isinstance(token, dict) else token
+    named |= {name: content(config[name]) for name in named if config.get(name) is not None}
+    before = [named["bos_token"]] if config.get("add_bos_token", True) else []
+    vocabulary.add_around(tokenizer, before, [named["eos_token"]] if config.get("add_eos_token") else [])
+    _write(tokenizer, named, folder)
 
 
-def _is_sentencepiece(file: Path) -> bool:
-    """Whether a tokenizer.model is sentencepiece's. Raises ValueError if it is, and sentencepiece is not installed."""
-    with file.open("rb") as stream:
-        found = stream.read(1) == b"\n"  # a protobuf's first field; tiktoken's files are base64 text
-    if found and importlib.util.find_spec("sentencepiece") is None:
-        raise ValueError(f"reading {file} needs a package: pip install sentencepiece protobuf")
-    return found
+def _write(tokenizer: Tokenizer, named: dict[str, str], folder: Path) -> None:
+    """Writes a tokenizer.json, and the names of its special tokens beside it."""
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    config = {**_config(folder), **named, "tokenizer_class": GENERIC}
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _compare(tokenizer: Any, file: Path) -> None:
-    """Warns where transformers reads a sentencepiece model otherwise than sentencepiece."""
-    if not file.is_file() or not _is_sentencepiece(file):
-        return
-    from sentencepiece import SentencePieceProcessor
-
-    model = SentencePieceProcessor(model_proto=file.read_bytes())
-    for text in ("x", "  x", "x  y", "12 34", "\t\n", "é😀"):
-        if (theirs := model.encode(text)) != (found := tokenizer.encode(text, add_special_tokens=False)):
-            say(
-                f"warning: transformers, which jaxspec follows here, reads {file} otherwise than sentencepiece does: "
-                f"{text!r} becomes {found}, not {theirs}; a folder with a tokenizer.json avoids this "
-                "(`jaxspec-convert llama --tokenizer FOLDER`)"
-            )
-            return
-
-
-def _write(tokenizer: Any, folder: Path) -> None:
-    """Writes the tokenizer.json of a transformers tokenizer, and the names of its special tokens."""
-    # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
-    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str(pretty=True), encoding="utf-8")
+def _config(folder: Path) -> dict[str, Any]:
+    """The contents of tokenizer_config.json; empty if there is none."""
     file = folder / "tokenizer_config.json"
-    config = json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}
-    config = {**config, **tokenizer.special_tokens_map, "tokenizer_class": GENERIC}
-    file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}

@@ -6,7 +6,7 @@ from tests.test_imports import MODULES, package
 
 SHORT, LONG = 60, 450  # lines
 SHORT_FILES = 45
-FILES = {"decoding": 20, "engine": 20, "convert": 20, "evaluate": 20, "planning": 20}
+FILES = {"decoding": 20, "engine": 20, "convert": 21, "evaluate": 20, "planning": 20}
 """Most files of a package, `__init__.py` apart."""
 
 PATHS = {name: path for name, path in MODULES.items() if path.name != "__init__.py"}

@@ -43,7 +43,7 @@ FILES = (
     "merges.txt", "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 # How LLaMA 3 and Mistral split text before BPE, from their tokenizer.json.
-_LLAMA3_SPLIT = (
+LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -285,7 +285,7 @@ def _check_split(folder: Path, backend: Backend, mend: bool) -> None:
         return
     state = json.loads(backend.pre_tokenizer.__getstate__())
     first = (state.get("pretokenizers") or [state])[0]
-    if first.get("pattern") != {"Regex": _LLAMA3_SPLIT}:
+    if first.get("pattern") != {"Regex": LLAMA3_SPLIT}:
         return
     if mend:
         backend.pre_tokenizer[0] = pre_tokenizers.Split(Regex(_TEKKEN_SPLIT), behavior="isolated")

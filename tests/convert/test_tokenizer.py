@@ -1,22 +1,26 @@
-"""Tokenizer files come along byte for byte; Meta's are converted."""
+"""Tokenizer files come along byte for byte; bare vocabularies are converted."""
 
+import base64
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 import sentencepiece
+import tiktoken
 import tokenizers
 import transformers
+from sentencepiece import sentencepiece_model_pb2
 
 from jaxspec.checkpoint import builtin
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.convert import llama, tokenizer
+from jaxspec.convert import llama, tokenizer, vocabulary
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run
 from tests.convert.test_meta import write_meta
-from tests.tokenizers import NASTY, of_bytes, write
+from tests.tokenizers import LLAMA3_SPLIT, NASTY, SPLIT, of_bytes, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TEXT = "def greet(name):\n    return 'Hello, ' + name\n\nThe quick brown fox jumps over the lazy dog 1234567890 times."
@@ -35,9 +39,14 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         byte_fallback=True,
         normalization_rule_name="identity",  # as LLaMA's
         remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
         minloglevel=2,
     )
-    return (path / "m.model").read_bytes()
+    model = sentencepiece_model_pb2.ModelProto.FromString((path / "m.model").read_bytes())
+    for piece in model.pieces:
+        if len(piece.piece) > 1 and not piece.piece.strip("▁"):
+            piece.score = -1e9  # as in LLaMA's: runs of spaces are merged last, though their ids are low
+    return model.SerializeToString()
 
 
 def test_only_tokenizer_files_are_copied(tmp_path: Path):
@@ -102,35 +111,60 @@ def test_sentencepiece(place: str, meta: Path, sentencepiece_model: bytes, tmp_p
         assert converted.decode(reference.encode(text)) == reference.decode(reference.encode(text))
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
-def test_without_a_tokenizer_json_ids_are_those_of_transformers_in_the_original_folder(
-    family: str, sentencepiece_model: bytes, tmp_path: Path
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_without_a_tokenizer_json_ids_are_those_of_sentencepiece(
+    family: str, sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Sentencepiece models, and vocab.json with merges.txt."""
-    bpe = json.loads(of_bytes().to_str())["model"]
-    merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in bpe["merges"])])
-    files = {
-        "tokenizer.model": sentencepiece_model,
-        "vocab.json": json.dumps(bpe["vocab"]).encode(),
-        "merges.txt": merges.encode(),
-    }
-    for number, (kept, config) in enumerate(
+    reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model)
+    for number, (config, before, after) in enumerate(
         (
-            (["tokenizer.model"], {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **NAMED}),
-            (["tokenizer.model"], {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, **NAMED}),
-            (
-                ["tokenizer.model"],
-                {"tokenizer_class": "CodeLlamaTokenizer", "chat_template": "x", **NAMED},
-            ),
-            (["vocab.json", "merges.txt"], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>"}),
-            (["vocab.json", "merges.txt"], {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, **NAMED}),
+            ({"tokenizer_class": "LlamaTokenizer", "chat_template": "x", **NAMED}, [1], []),
+            ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False, "add_eos_token": True}, [], [2]),
+            ({"eos_token": {"__type": "AddedToken", "content": "<unk>"}, "add_eos_token": True}, [1], [0]),
+            (None, [1], []),
         )
     ):
         source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
-        if family == "mistral" and "vocab.json" in kept:
-            continue  # transformers reads none there either
-        for name in kept:
-            (source / name).write_bytes(files[name])
+        (source / "tokenizer.model").write_bytes(sentencepiece_model)
+        folder.mkdir()
+        assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
+        assert not capsys.readouterr().err
+        ours = load_tokenizer(folder)
+        assert ours is not None
+        assert ours.special_tokens_map.keys() == NAMED.keys()
+        assert ours.chat_template == (config or {}).get("chat_template")
+        for text in (TEXT, *(text for text in NASTY if "<" not in text)):
+            ids = reference.encode(text)
+            assert ours.encode(text) == [*before, *ids, *after], text
+            assert ours.decode(ids) == reference.decode(ids), text
+
+
+def test_a_space_follows_special_tokens_unless_legacy_is_false(sentencepiece_model: bytes, tmp_path: Path):
+    for legacy in (None, True, False):
+        config = {"tokenizer_class": "LlamaTokenizer", **NAMED} | ({} if legacy is None else {"legacy": legacy})
+        source, folder = write(tmp_path / f"hf{legacy}", None, config), tmp_path / f"{legacy}"
+        (source / "tokenizer.model").write_bytes(sentencepiece_model)
+        folder.mkdir()
+        tokenizer.bring(source, folder)
+        ours, space = load_tokenizer(folder), "" if legacy is False else "▁"
+        assert ours is not None
+        id_of = ours.get_vocab().__getitem__
+        assert ours.encode("x</s>x") == [1, *map(id_of, ["▁", "x", "</s>", *space, "x"])]
+
+
+def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path):
+    bpe = json.loads(of_bytes().to_str())["model"]
+    merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in bpe["merges"])])
+    for number, (family, config) in enumerate(
+        (
+            ("llama", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>"}),
+            ("qwen2", {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>"}),
+            ("qwen2", {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, **NAMED}),
+        )
+    ):
+        source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
+        (source / "vocab.json").write_text(json.dumps(bpe["vocab"]))
+        (source / "merges.txt").write_text(merges)
         folder.mkdir()
         assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
         theirs, ours = transformers.AutoTokenizer.from_pretrained(source), load_tokenizer(folder)
@@ -142,13 +176,99 @@ def test_without_a_tokenizer_json_ids_are_those_of_transformers_in_the_original_
             assert ours.decode(ids) == theirs.decode(ids), (config, text)
 
 
-def test_a_reading_that_is_not_sentencepieces_is_named(
-    sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def ranks(tokens: int) -> dict[bytes, int]:
+    """A vocabulary of tiktoken: all bytes, and tokens that join two others, most of them rarely."""
+    found = {bytes([byte]): byte for byte in range(256)}
+    words = [TEXT.encode()[at : at + width] for width in (2, 3, 4, 6) for at in range(len(TEXT) - width)]
+    for word in [*words, *(bytes([a, b]) for a in range(97, 123) for b in range(32, 123))]:
+        if (
+            len(found) < tokens
+            and word not in found
+            and any(word[:k] in found and word[k:] in found for k in (1, 2, 3))
+        ):
+            found[word] = len(found)
+    return found
+
+
+def test_llama_3s_tokenizer_model_is_metas(
+    meta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    source = write(tmp_path / "hf", None, {"tokenizer_class": "LlamaTokenizer", **NAMED}, model_type="llama")
-    (source / "tokenizer.model").write_bytes(sentencepiece_model)
-    tokenizer.bring(source, tmp_path)
-    assert "otherwise than sentencepiece does: '  x' becomes [" in capsys.readouterr().err
+    monkeypatch.setattr(vocabulary, "_LLAMA3_TOKENS", 900)
+    text = ranks(900)
+    lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in text.items()]
+    (meta / "tokenizer.model").write_bytes(b"\n".join(lines))
+    (tmp_path / "out").mkdir()
+    assert tokenizer.bring(meta, tmp_path / "out", from_meta=True) == "PreTrainedTokenizerFast"
+    assert not capsys.readouterr().err
+    ours = load_tokenizer(tmp_path / "out")
+    assert ours is not None
+    names = {"<|begin_of_text|>": 900, "<|end_of_text|>": 901, "<|start_header_id|>": 906, "<|eot_id|>": 909}
+    assert {name: ours.special_ids[name] for name in names} == names
+    assert ours.special_ids["<|reserved_special_token_245|>"] == 900 + 255
+    theirs = tiktoken.Encoding("x", pat_str=LLAMA3_SPLIT, mergeable_ranks=text, special_tokens=names)
+    for each in (TEXT, *NASTY, "<|start_header_id|>user<|end_header_id|>"[:19] + " x<|eot_id|>"):
+        ids = theirs.encode(each, allowed_special="all")
+        assert ours.encode(each) == [900, *ids], each
+        assert ours.decode(ids) == each
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_mistrals_tekken_json_is_mistral_commons(listed: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    text = ranks(900)
+    words = [{"rank": rank, "token_bytes": base64.b64encode(token).decode()} for token, rank in text.items()]
+    config = {"pattern": SPLIT, "num_vocab_tokens": 900, "default_vocab_size": 830, "default_num_special_tokens": 30}
+    content = {"config": {**config, "version": "v3"}, "vocab": words}
+    if listed:
+        content["special_tokens"] = [
+            {"rank": rank, "token_str": name, "is_control": True}
+            for rank, name in enumerate(["<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[THINK]"])
+        ]
+    source = write(tmp_path / "hf", None, None, model_type="mistral")
+    (source / "tekken.json").write_text(json.dumps(content))
+    (tmp_path / "out").mkdir()
+    assert tokenizer.bring(source, tmp_path / "out") == "PreTrainedTokenizerFast"
+    assert not capsys.readouterr().err
+    ours = load_tokenizer(tmp_path / "out")
+    assert ours is not None
+    assert (ours.special_ids["[/INST]"], "[THINK]" in ours.special_ids) == (4, listed)
+    assert ours.special_ids["<SPECIAL_29>"] == 29
+    kept = {token: rank for token, rank in text.items() if rank < 800}
+    theirs = tiktoken.Encoding("x", pat_str=SPLIT, mergeable_ranks=kept, special_tokens={})
+    for each in (TEXT, *(each for each in NASTY if not any(name in each for name in ("<s>", "[INST]")))):
+        ids = [30 + id_ for id_ in theirs.encode(each, disallowed_special=())]
+        assert ours.encode(each) == [1, *ids], each
+        assert ours.decode(ids) == each
+    assert ours.encode("[INST]a[/INST]") == [1, 3, 30 + ord("a"), 4]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("trainer_spec.model_type", 1, "is no BPE"),
+        ("normalizer_spec.remove_extra_whitespaces", True, "normalises text"),
+        ("pieces", 4, "has user-defined pieces with spaces"),
+        ("trainer_spec.treat_whitespace_as_suffix", True, "has rules that tokenizer.json cannot hold"),
+    ],
+)
+def test_sentencepiece_models_of_another_kind_are_named(
+    field: str,
+    value: object,
+    reason: str,
+    sentencepiece_model: bytes,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    model = sentencepiece_model_pb2.ModelProto.FromString(sentencepiece_model)
+    if field == "pieces":
+        next(piece for piece in model.pieces if piece.piece == "▁▁").type = value  # user-defined
+    else:
+        part, name = field.split(".")
+        setattr(getattr(model, part), name, value)
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    (tmp_path / "out").mkdir()
+    assert tokenizer.bring(tmp_path, tmp_path / "out") is None
+    assert f"model {reason}" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_the_package_that_reads_sentencepiece_is_named(
@@ -156,7 +276,7 @@ def test_the_package_that_reads_sentencepiece_is_named(
 ):
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
     (tmp_path / "out").mkdir()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
     for from_meta in (False, True):
         assert tokenizer.bring(tmp_path, tmp_path / "out", from_meta) is None
         assert "pip install sentencepiece protobuf" in capsys.readouterr().err
@@ -232,9 +352,10 @@ def test_the_tokenizer_of_a_checkpoint_is_replaced(tmp_path: Path):
     assert model.config.vocab_size == 500
 
 
-def test_tiktoken_asks_for_a_tokenizer(meta: Path, tmp_path: Path):
+def test_another_tiktoken_vocabulary_is_named(meta: Path, tmp_path: Path):
     (meta / "tokenizer.model").write_bytes(b"IQ== 0\nIg== 1\n")
     result = run("llama", meta, tmp_path / "ckpt")
     assert result.code == 0
+    assert "is a tiktoken file of 2 tokens, and LLaMA 3's has 128,000" in result.err
     assert "takes a folder with one as --tokenizer" in result.err
     assert not list((tmp_path / "ckpt").glob("tokenizer*"))
