@@ -6,6 +6,7 @@ Transformers 5 reads the first otherwise: it merges by id and not by score, and 
 
 import base64
 import binascii
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -109,10 +110,12 @@ def _merges(ids: Mapping[str, int], scores: Sequence[float] = ()) -> list[tuple[
 
 def _sentencepiece(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
     try:
-        from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
+        from sentencepiece import SentencePieceProcessor
+
+        format_ = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # without types
     except ImportError as error:
         raise ValueError(f"reading {file} needs a package: pip install sentencepiece protobuf") from error
-    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    model = format_.ModelProto.FromString(content)
     trainer, normal = model.trainer_spec, model.normalizer_spec
     unsupported = {
         "is no BPE": trainer.model_type != _BPE,

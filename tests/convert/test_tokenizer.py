@@ -1,6 +1,7 @@
 """Tokenizer files come along byte for byte; bare vocabularies are converted."""
 
 import base64
+import importlib
 import json
 import shutil
 import sys
@@ -11,7 +12,6 @@ import sentencepiece
 import tiktoken
 import tokenizers
 import transformers
-from sentencepiece import sentencepiece_model_pb2
 
 from jaxspec.checkpoint import builtin
 from jaxspec.checkpoint.tokenizer import load_tokenizer
@@ -23,6 +23,7 @@ from tests.convert.test_meta import write_meta
 from tests.tokenizers import LLAMA3_SPLIT, NASTY, SPLIT, of_bytes, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+PIECES = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # without types
 TEXT = "def greet(name):\n    return 'Hello, ' + name\n\nThe quick brown fox jumps over the lazy dog 1234567890 times."
 TOKENIZER = byte_tokenizer().backend_tokenizer.to_str().encode()
 
@@ -42,7 +43,7 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         allow_whitespace_only_pieces=True,
         minloglevel=2,
     )
-    model = sentencepiece_model_pb2.ModelProto.FromString((path / "m.model").read_bytes())
+    model = PIECES.ModelProto.FromString((path / "m.model").read_bytes())
     for piece in model.pieces:
         if len(piece.piece) > 1 and not piece.piece.strip("▁"):
             piece.score = -1e9  # as in LLaMA's: runs of spaces are merged last, though their ids are low
@@ -258,7 +259,7 @@ def test_sentencepiece_models_of_another_kind_are_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    model = sentencepiece_model_pb2.ModelProto.FromString(sentencepiece_model)
+    model = PIECES.ModelProto.FromString(sentencepiece_model)
     if field == "pieces":
         next(piece for piece in model.pieces if piece.piece == "▁▁").type = value  # user-defined
     else:
