@@ -42,11 +42,7 @@ class Case:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """The cases of METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`.
-
-    Raises:
-        ValueError: the text has another form, the method has no such kind, or there is no such method.
-    """
+    """The cases of METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`. Raises ValueError if there are none."""
     found = re.fullmatch(rf"(.+)/({'|'.join(KINDS)})/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
     if found is None:
         raise ValueError(f"--only {text}: a case is METHOD/KIND/NUMBER, KIND one of {', '.join(KINDS)}")
@@ -92,7 +88,7 @@ class Result:
         divergences: fields of `Divergence`, and `explained`.
         reread: of plain decoding's greedy texts, read again by forwards over several tokens: compared tokens, and
             texts that differ.
-        tenths: number of places in each tenth (see `power`); empty except for `distribution`.
+        tenths: number of places in each tenth (see `verdict`); empty except for `distribution`.
         impossible: (prompt, position) of tokens that the target cannot generate there.
         error: the error that the method raised; None without one.
         seconds: time of the case.
@@ -136,8 +132,7 @@ class Checker:
     def check(self, case: Case) -> Result:
         """Runs a case. An error of the method while it decodes becomes part of the result.
 
-        Raises:
-            ValueError: the checkpoint lacks weights that the method needs.
+        Raises ValueError if the checkpoint lacks weights that the method needs.
         """
         engine = self.engine(case.method)
         try:
@@ -174,14 +169,11 @@ class Checker:
 
     def _distribution(self, case: Case, engine: Engine) -> Result:
         workload = self.source.workload(self.seed, case.kind, case.number)
-        texts = [
-            (request.tokens, text)
-            for request, text in zip(workload.requests, self._decode(engine, workload), strict=True)
-        ]
-        hows = [request.sampling for request in workload.requests]
+        prompts, hows = zip(*((request.tokens, request.sampling) for request in workload.requests), strict=True)
+        texts = list(zip(prompts, self._decode(engine, workload), strict=True))
         draw = np.random.default_rng([self.seed, case.number])
-        found = places(self.model, texts, hows, self.noise, draw)
-        return Result(case, sum(found.tenths), tenths=found.tenths, impossible=found.impossible)
+        tenths, impossible = places(self.model, texts, hows, self.noise, draw)
+        return Result(case, sum(tenths), tenths=tenths, impossible=impossible)
 
     def _plain_texts(self, kind: str, number: int, batch_size: int) -> list[list[int]]:
         workload = self.source.workload(self.seed, kind, number)
@@ -190,7 +182,6 @@ class Checker:
     def _decode(self, engine: Engine, workload: Workload) -> list[list[int]]:
         """The tokens of every text, with EOS."""
         compilation.make_room(0.5)
-        engine.compile(workload.requests, workload.batch_size)
         stops = StopStrings(workload.stops, self.model.tokenizer)
         return [found.tokens for found in engine.run(workload.requests, workload.batch_size, stops=stops)]
 

@@ -80,28 +80,18 @@ def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
     return Kept(weight / weight.sum(), surely, maybe)
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
-    """Places of generated tokens in the target's probabilities (see `power`).
-
-    Attributes:
-        tenths: number of places in each tenth of [0, 1].
-        impossible: (text, position) of tokens that the target cannot generate there.
-    """
-
-    tenths: tuple[int, ...]
-    impossible: tuple[tuple[int, int], ...]
-
-
 def places(
     model: Checkpoint, texts: Sequence[Text], hows: Sequence[SamplingParams], noise: float, draw: np.random.Generator
-) -> Places:
-    """The places of every generated token of some texts.
+) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """The places of every generated token of some texts in the target's probabilities (see `verdict`).
 
     Args:
         hows: sampling parameters of each text, with temperatures above 0.
         noise: rounding noise of the target's logits.
         draw: draws the share of a token's own probability that is part of its place.
+
+    Returns:
+        The number of places in each tenth of [0, 1], and (text, position) of tokens that the target cannot generate.
     """
     counts, impossible = np.zeros(TENTHS, int), []
     for begin in range(0, len(texts), TOGETHER):
@@ -115,7 +105,7 @@ def places(
                         impossible.append((begin + row, position))
                     own = 1.0  # after the last kept token
                 counts[int(TENTHS * min(place(there.probability, token, own), 1 - 1e-12))] += 1
-    return Places(tuple(counts.tolist()), tuple(impossible))
+    return tuple(counts.tolist()), tuple(impossible)
 
 
 def place(probability: np.ndarray, token: int, own: float) -> float:

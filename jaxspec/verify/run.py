@@ -26,7 +26,7 @@ from jaxspec.options.by_command import Verify
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Checker, Result, kinds, parse_cases
 from jaxspec.verify.exact import measure_noise
-from jaxspec.verify.schedule import MethodOrder, expand_methods, in_order
+from jaxspec.verify.schedule import expand_methods, in_order
 from jaxspec.verify.workloads import GREEDY, PLAIN, Source
 
 MOST_MINUTES = 10_000_000  # 19 years
@@ -36,7 +36,8 @@ def run(settings: Verify) -> None:
     """Runs the check, prints and writes the verdict. Exits with 1 if it failed."""
     check(settings)
     only = parse_cases(settings.only) if settings.only is not None else []
-    methods = expand_methods(locate(settings.target), [case.method for case in only] or settings.methods, settings.seed)
+    named = [case.method for case in only] or settings.methods
+    first, later = expand_methods(locate(settings.target), named, settings.seed)
     questions = read_questions(settings.prompts)
     model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     source = Source.of(model, questions)
@@ -51,14 +52,14 @@ def run(settings: Verify) -> None:
     if file is not None:
         file.write(about, lines)
     checker = Checker(model, source, settings.seed, noise)
-    for name in methods.names[: methods.first]:
+    for name in first:
         checker.engine(name)  # reports missing weights before anything runs
     earlier = {result.case: result for result in (Result.from_json(line) for line in lines if "case" in line)}
     if earlier:
         say(f"cases of an earlier run: {len(earlier)}")
     exact = about["dtype"] == "float32" and model.config.quantize is None
     of = (lambda method: (GREEDY,)) if settings.greedy else kinds
-    found = list(work(checker, methods, only, exact, earlier, settings.minutes * 60, file, of))
+    found = list(work(checker, first, later, only, exact, earlier, settings.minutes * 60, file, of))
     said = {**about, "seed": settings.seed} | verdict.summarise(found, noise, exact, command(settings))
     verdict.show(said, Console())
     fresh = [result for result in found if result.case not in earlier]
@@ -83,7 +84,8 @@ def check(settings: Verify) -> None:
 
 def work(
     checker: Checker,
-    methods: MethodOrder,
+    first: Sequence[str],
+    later: Sequence[str],
     only: Sequence[Case],
     exact: bool,
     earlier: dict[Case, Result],
@@ -94,6 +96,7 @@ def work(
     """Yields the result of each case, from an earlier run if it has the case.
 
     Args:
+        first, later: as `expand_methods` returns them.
         only: the cases to run; empty: as many as `seconds` permit.
         exact: whether the target is float32 and not quantised.
         earlier: results of an earlier run.
@@ -101,8 +104,8 @@ def work(
         of: the kinds of a method's cases.
     """
     done: dict[Case, Result] = {}
-    first = {Case(name, kind, 0) for name in methods.names[: methods.first] for kind in of(parse_method(name))}
-    cases = iter(only) if only else in_order(methods.names, methods.first, done, exact, of)
+    needed = {Case(name, kind, 0) for name in first for kind in of(parse_method(name))}
+    cases = iter(only) if only else in_order((*first, *later), len(first), done, exact, of)
     spent = 0.0
     with progress("seconds of checks:", round(seconds), form=lambda number: f"{number:,}") as shown:
         for case in cases:
@@ -120,10 +123,10 @@ def work(
             yield result
             if shown.due():
                 tokens = sum(result.tokens for result in done.values())
-                left = 0 if only else len(first - done.keys())
+                left = 0 if only else len(needed - done.keys())
                 later = f"; the time is spent, but {left} first cases are left" if left and spent >= seconds else ""
                 shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}{later}")
-            if not only and spent >= seconds and done.keys() >= first:
+            if not only and spent >= seconds and done.keys() >= needed:
                 return
 
 

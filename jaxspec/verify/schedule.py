@@ -1,7 +1,6 @@
 """What is checked, and in which order: methods, with `all` as every drafter of a checkpoint with many builders and
 controllers, and their cases."""
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -41,21 +40,11 @@ MATCH = 3
 """Tokens that must match for history beside a head: few, so that texts of some dozen tokens have matches."""
 
 
-@dataclasses.dataclass(frozen=True)
-class MethodOrder:
-    """Methods in the order of checking.
+def expand_methods(target: Path, methods: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The methods that a user named, with `all` expanded, in the order of checking.
 
-    Attributes:
-        names: the methods, `plain` first.
-        first: number of methods that are checked even if the time is spent.
-    """
-
-    names: tuple[str, ...]
-    first: int
-
-
-def expand_methods(target: Path, methods: Sequence[str], seed: int) -> MethodOrder:
-    """The methods that a user named, with `all` expanded.
+    Returns:
+        Those that are checked even if the time is spent, `plain` first; and all others.
 
     Raises:
         ValueError: there is no method, or a name is not a method.
@@ -67,7 +56,7 @@ def expand_methods(target: Path, methods: Sequence[str], seed: int) -> MethodOrd
         parse_method(name)
     few, rest = combinations(target, seed) if ALL in methods else ((), ())
     first = tuple(dict.fromkeys((*named, *few)))
-    return MethodOrder(tuple(dict.fromkeys((*first, *rest))), len(first))
+    return first, tuple(name for name in rest if name not in first)
 
 
 def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
