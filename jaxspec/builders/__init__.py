@@ -12,5 +12,3 @@ from jaxspec.decoding.builder import TreeBuilder
 BUILDERS: dict[str, type[TreeBuilder]] = {
     kind.name: kind for kind in (Chain, Static, Uniform, Cape, Eagle2, Pruned, Budgeted)
 }
-
-__all__ = ["BUILDERS", "Budgeted", "Cape", "Chain", "Eagle2", "Pruned", "Static", "Uniform"]

@@ -5,13 +5,14 @@ from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, keep, top_nodes, widest
+from jaxspec.decoding.builder import Grown
 from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY, CostAware
-from jaxspec.decoding.tree import DraftTree, Frontier, Selection, levels, sizes_up_to, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, levels, sizes_up_to, take
 
 
 @final
@@ -81,9 +82,7 @@ class Budgeted(CostAware, ConfidencePower):
         full = jnp.array([size for size, _ in self.buckets])
         return jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, full - 1]
 
-    def rates(
-        self, expected: Float[Array, "B sizes"], rows: Bool[Array, " B"], drafted: Int[Array, ""]
-    ) -> Float[Array, " sizes"]:
+    def rates(self, expected: Float[Array, "B sizes"], rows: Rows, drafted: Int[Array, ""]) -> Float[Array, " sizes"]:
         """The rate of each compiled size, over the chosen rows, after `drafted` levels."""
         level, verify = self.known[0], jnp.array([cost for _, cost in self.buckets], jnp.float32)
         return jnp.where(rows[:, None], expected, 0.0).sum(axis=0) / (drafted * level + verify)
@@ -93,9 +92,7 @@ class Budgeted(CostAware, ConfidencePower):
         """Numbers of levels to look ahead."""
         return jnp.arange(1, max(self.depth, 2))
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         tree, reached = super().grow(propose, tree, frontier, active)
         score, _ = top_nodes(tree, self.verified)
         confidence = jnp.where(reached.live, take(tree.log_confidence, reached.node), -jnp.inf)

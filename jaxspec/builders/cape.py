@@ -4,11 +4,10 @@ import dataclasses
 from typing import ClassVar, final
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.builder import Grown, TreeBuilder
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, add_nodes, take
 
 WIDTHS = ((0.3, 7), (0.6, 5), (0.8, 3), (1.0, 1))  # (upper bound of the top probability, number of children)
 MOST = max(width for _, width in WIDTHS)
@@ -35,9 +34,7 @@ class Cape(TreeBuilder):
     def size(self) -> int:
         return 1 + MOST * self.depth
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         proposal = propose(MOST)
         first = lambda values: values[:, 0]  # the frontier is one node wide
         offered = proposal.token.shape[2]  # fewer in a small vocabulary

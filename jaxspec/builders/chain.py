@@ -3,11 +3,9 @@
 import dataclasses
 from typing import ClassVar, final
 
-from jaxtyping import Array, Bool
-
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.builder import Grown, TreeBuilder
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, add_nodes
 
 
 @final
@@ -29,9 +27,7 @@ class Chain(TreeBuilder):
     def size(self) -> int:
         return self.length + 1
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         proposal = propose(1)
         live = proposal.live[:, :, 0] & frontier.live & active[:, None]
         log_confidence = tree.log_confidence[:, frontier.level, None] + proposal.log_prob[:, :, 0]

@@ -8,13 +8,13 @@ import dataclasses
 from typing import ClassVar, final
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
 
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, widest
+from jaxspec.decoding.builder import Grown
 from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import MOST
-from jaxspec.decoding.tree import DraftTree, Frontier, Selection, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, take
 
 TOTAL = 64
 
@@ -79,9 +79,7 @@ class Pruned(ConfidencePower):
         frontier = widest(self.width, self.depth, most)
         return TreeLimits(branching=self.width, frontier=frontier, depth=self.depth, total=total)
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         if self.cost is None:
             raise ValueError(
                 "pruned: its cost is not measured yet; give cost=, or use Engine.calibrated, which measures it"

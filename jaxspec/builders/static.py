@@ -7,12 +7,11 @@ from typing import ClassVar, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
 
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.builder import Grown, TreeBuilder
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import MOST
-from jaxspec.decoding.tree import DraftTree, Frontier, add_nodes, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, add_nodes, take
 from jaxspec.host.arguments import integer
 
 Path = tuple[int, ...]
@@ -66,9 +65,7 @@ class Static(TreeBuilder):
     def size(self) -> int:
         return len(self.paths) + 1
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         tables, size = _tables(self.paths), self.size
         at_level = lambda table: jax.lax.dynamic_index_in_dim(table, frontier.level, keepdims=False)
         slot, rank, node = at_level(tables.slot), at_level(tables.rank), at_level(tables.node)

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.builder import Grown, TreeBuilder
 from jaxspec.decoding.rule import Proposal, Propose
-from jaxspec.decoding.tree import DraftTree, Frontier, Selection, add_nodes, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, add_nodes, take
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,7 @@ class TopPaths(TreeBuilder):
     def verified(self) -> int:
         return min(self.limits.total, self.size)
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         """Adds a level to the `active` rows. The new frontier has the top nodes of this level, in falling order."""
         limits, proposal = self.limits, propose(self.limits.branching)
         batch, expanded, offered = proposal.token.shape
@@ -107,9 +105,7 @@ class ConfidencePower(TopPaths):
         builder: Any = self  # a dataclass, as every strategy
         return dataclasses.replace(builder, power=self.greedy_power)
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         def proposed(count: int) -> Proposal:
             found = propose(count)
             if found.estimated:

@@ -5,12 +5,10 @@ import functools
 import heapq
 from typing import ClassVar, final
 
-from jaxtyping import Array, Bool
-
 from jaxspec.builders.static import Path, Static
-from jaxspec.decoding.builder import TreeBuilder
+from jaxspec.decoding.builder import Grown, TreeBuilder
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.tree import DraftTree, Frontier
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows
 
 
 @functools.cache
@@ -58,7 +56,5 @@ class Uniform(TreeBuilder):
     def size(self) -> int:
         return self.tree.size
 
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         return self.tree.grow(propose, tree, frontier, active)

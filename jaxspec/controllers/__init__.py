@@ -13,7 +13,3 @@ from jaxspec.decoding.controller import Controller
 CONTROLLERS: dict[str, type[Controller]] = {
     kind.name: kind for kind in (Fixed, Threshold, Adaptive, BetaTS, CaliTS, LengthTS, ExpectedGain, Confidence)
 }
-
-__all__ = [
-    "CONTROLLERS", "Adaptive", "BetaTS", "CaliTS", "Confidence", "ExpectedGain", "Fixed", "LengthTS", "Threshold",
-]  # fmt: skip

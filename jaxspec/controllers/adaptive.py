@@ -5,12 +5,13 @@ from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec.controllers.threshold import check_confidence, confidence
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.decoding.tree import Rows
 
 
 @chex.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class AdaptiveState:
 
     gamma: Float[Array, " B"]
     rate: Float[Array, " B"]  # AR; no meaning before the first round with drafts
-    begun: Bool[Array, " B"]  # whether there was a round with drafts
+    begun: Rows  # whether there was a round with drafts
 
 
 @final
@@ -64,7 +65,7 @@ class Adaptive(Controller):
 
     def keep_drafting(
         self, models: Models, keys: Key[Array, " B"], state: AdaptiveState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    ) -> Rows:
         return confidence(signals, self.confidence) >= state.gamma
 
     def update(self, state: AdaptiveState, counts: RoundCounts) -> AdaptiveState:

@@ -5,13 +5,14 @@ from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec.controllers.posterior_update import BETA_FLOOR, check_prior, compared
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
+from jaxspec.decoding.tree import Rows
 
 READINGS = ("compared", "printed", "bonus")
 
@@ -58,9 +59,7 @@ class BetaTS(Controller):
         alpha, beta = (jnp.full(batch, prior, jnp.float32) for prior in (self.prior_alpha, self.prior_beta))
         return BetaState(alpha=alpha, beta=beta)
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: BetaState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: BetaState, signals: DraftSignals) -> Rows:
         return bernoulli(keys, state.alpha / (state.alpha + state.beta))
 
     def update(self, state: BetaState, counts: RoundCounts) -> BetaState:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec.controllers.acceptance_predictor import FOLDER, INPUTS, AcceptancePredictor
 from jaxspec.controllers.posterior_update import compared
@@ -16,6 +16,7 @@ from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import FLOAT32, Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.sampling import bernoulli
+from jaxspec.decoding.tree import Rows
 
 ESTIMATES = ("compared", "printed")
 PREDICTIONS = ("both", "model", "sampled")
@@ -91,9 +92,7 @@ class CaliTS(Controller):
         estimate, trials, rounds = (jnp.full(batch, value, jnp.float32) for value in (self.prior, 0, 0))
         return CaliState(estimate=estimate, trials=trials, rounds=rounds)
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: CaliState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: CaliState, signals: DraftSignals) -> Rows:
         model, sample = self.sigma_model**2, self.sigma_sample**2
         if self.prediction == "sampled":
             mean, variance = state.estimate, sample / (state.rounds + 1)

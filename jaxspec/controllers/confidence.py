@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Key
 
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Drafts, Models, State
+from jaxspec.decoding.tree import Rows
 
 
 @final
@@ -16,11 +17,8 @@ class Confidence(Controller):
     """DSpark's static cut: stops before a draft of low estimated acceptance.
 
     It drops the drafts after a node whose estimate is below the threshold, and all below them. The confidence head
-    reads only rows and tokens before the draft that it judges, so this is sound with every rule.
-
-    Attributes:
-        threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first
-            draft is below it has no drafts.
+    reads only rows and tokens before the draft that it judges, so this is sound with every rule. An estimate is the
+    probability that the draft is accepted, if all before it are. A round whose first draft has a low one has no drafts.
     """
 
     name: ClassVar[str] = "confidence"
@@ -34,7 +32,5 @@ class Confidence(Controller):
         assert drafts.log_accept is not None, "checked by Method.fitted"
         return jnp.exp(drafts.log_accept) >= self.threshold
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals) -> Rows:
         return jnp.ones(keys.shape, bool)

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.controllers.posterior_update import compared, draw_beta
 from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
@@ -16,6 +16,7 @@ from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
+from jaxspec.decoding.tree import Rows
 
 # Prior mean and precision (inverse variance) of a and b: log-odds of acceptance = a + b · the draft's own log-odds.
 PRIOR, CERTAINTY = (1.0, 0.5), (2.0, 4.0)
@@ -93,13 +94,8 @@ class ExpectedGain(LengthPlanner):
         )
 
     def begin(
-        self,
-        models: Models,
-        keys: Key[Array, " B"],
-        state: GainState,
-        unfinished: Bool[Array, " B"],
-        builder: TreeBuilder,
-    ) -> tuple[GainState, Bool[Array, " B"]]:
+        self, models: Models, keys: Key[Array, " B"], state: GainState, unfinished: Rows, builder: TreeBuilder
+    ) -> tuple[GainState, Rows]:
         costs = self.costs_by_length(builder, state.density, unfinished)
         earned = jnp.where(unfinished, state.tokens / state.time, 0).sum()
         begun = dataclasses.replace(
@@ -123,9 +119,7 @@ class ExpectedGain(LengthPlanner):
             odds=jnp.where(here, odds[:, None], state.odds),
         )
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: GainState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: GainState, signals: DraftSignals) -> Rows:
         return pays(state, signals.active, signals.level)
 
     def update(self, state: GainState, counts: RoundCounts) -> GainState:
@@ -153,7 +147,7 @@ def chance_of(weights: Float[Array, "B 2"], odds: Float[Array, "B positions"]) -
     return jax.nn.sigmoid(weights[:, :1] + weights[:, 1:] * odds)
 
 
-def pays(state: GainState, active: Bool[Array, " B"], level: Int[Array, ""]) -> Bool[Array, " B"]:
+def pays(state: GainState, active: Rows, level: Int[Array, ""]) -> Rows:
     """Whether some number of levels after `level` is expected to give more tokens per time than recent rounds.
 
     Each level that is not drafted yet is accepted with probability theta. Only `active` rows can draft.
@@ -168,7 +162,7 @@ def pays(state: GainState, active: Bool[Array, " B"], level: Int[Array, ""]) -> 
 
 
 def learn(
-    state: GainState, accepted: Int[Array, " B"], made: Int[Array, " B"], seen: Bool[Array, " B"]
+    state: GainState, accepted: Int[Array, " B"], made: Int[Array, " B"], seen: Rows
 ) -> tuple[Float[Array, "B 2"], Float[Array, "B 2 2"]]:
     """Weights and precision after one Newton step of logistic regression on the discounted log-posterior.
 

@@ -4,10 +4,11 @@ import dataclasses
 from typing import ClassVar, final
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array, Key
 
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models, State
+from jaxspec.decoding.tree import Rows
 
 
 @final
@@ -18,7 +19,5 @@ class Fixed(Controller):
     name: ClassVar[str] = "fixed"
     stops: ClassVar[bool] = False
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals) -> Rows:
         return jnp.ones(signals.top_prob.shape, bool)

@@ -6,7 +6,7 @@ from typing import ClassVar, final
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.controllers.posterior_update import check_prior, draw_beta
 from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
@@ -16,6 +16,7 @@ from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
+from jaxspec.decoding.tree import Rows
 
 # Weight, in comparisons, of the previous position's mean as a prior. In simulation 30 was no better, 4 and 0 worse.
 LIKENESS = 10.0
@@ -75,20 +76,13 @@ class LengthTS(LengthPlanner):
         )
 
     def begin(
-        self,
-        models: Models,
-        keys: Key[Array, " B"],
-        state: LengthState,
-        unfinished: Bool[Array, " B"],
-        builder: TreeBuilder,
-    ) -> tuple[LengthState, Bool[Array, " B"]]:
+        self, models: Models, keys: Key[Array, " B"], state: LengthState, unfinished: Rows, builder: TreeBuilder
+    ) -> tuple[LengthState, Rows]:
         theta = draw_beta(keys, *self.posterior(state))
         length = best_length(theta, self.costs_by_length(builder, state.density, unfinished), unfinished)
         return dataclasses.replace(state, length=jnp.full_like(state.length, length)), unfinished & (length > 0)
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: LengthState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: LengthState, signals: DraftSignals) -> Rows:
         return signals.level < state.length
 
     def posterior(self, state: LengthState) -> tuple[Float[Array, "B positions"], Float[Array, "B positions"]]:
@@ -118,7 +112,7 @@ class LengthTS(LengthPlanner):
 
 
 def best_length(
-    theta: Float[Array, "B positions"], costs: Float[Array, " lengths"], unfinished: Bool[Array, " B"]
+    theta: Float[Array, "B positions"], costs: Float[Array, " lengths"], unfinished: Rows
 ) -> Int[Array, ""]:
     """The draft length (0 or more) with the most expected tokens of unfinished rows per cost of the round."""
     reached = jnp.cumprod(theta, axis=1) * unfinished[:, None]

@@ -12,6 +12,7 @@ from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Drafts, Models, State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import CostAware
+from jaxspec.decoding.tree import Rows
 
 PATIENCE = 4.0  # loss, in plain rounds, at which one row stops drafting
 EXPONENT = -0.6  # B rows stop at PATIENCE B^EXPONENT, because the mean of many rows varies less
@@ -25,7 +26,7 @@ class PlainState:
     """The inner controller's state, and the balance of drafting, which is that of all rows."""
 
     balance: Float[Array, " B"]  # at most 0
-    on_trial: Bool[Array, " B"]  # whether the row drafts few levels only
+    on_trial: Rows  # whether the row drafts few levels only
     inner: State
 
 
@@ -42,16 +43,13 @@ class PlainRounds(Controller):
     drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss.
 
     All rows draft or none does, because a round takes as long for one row as for all.
-
-    Attributes:
-        costs: the part of the method that has the costs.
     """
 
     name: ClassVar[str] = "plain-rounds"
     depends_on_batch: ClassVar[bool] = True
     goes_plain: ClassVar[bool] = True
     inner: Controller
-    costs: CostAware
+    costs: CostAware  # the part of the method that has the costs
 
     @property
     def stops(self) -> bool:
@@ -71,13 +69,8 @@ class PlainRounds(Controller):
         return PlainState(balance=balance, on_trial=on_trial, inner=self.inner.init(batch))
 
     def begin(
-        self,
-        models: Models,
-        keys: Key[Array, " B"],
-        state: PlainState,
-        unfinished: Bool[Array, " B"],
-        builder: TreeBuilder,
-    ) -> tuple[PlainState, Bool[Array, " B"]]:
+        self, models: Models, keys: Key[Array, " B"], state: PlainState, unfinished: Rows, builder: TreeBuilder
+    ) -> tuple[PlainState, Rows]:
         inner, drafts = self.inner.begin(models, keys, state.inner, unfinished, builder)
         return dataclasses.replace(state, inner=inner), drafts & (mean(state.balance, unfinished) > least(unfinished))
 
@@ -87,9 +80,7 @@ class PlainRounds(Controller):
     def on_level(self, state: PlainState, signals: DraftSignals) -> PlainState:
         return dataclasses.replace(state, inner=self.inner.on_level(state.inner, signals))
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: PlainState, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: PlainState, signals: DraftSignals) -> Rows:
         more = self.inner.keep_drafting(models, keys, state.inner, signals)
         return more & (~state.on_trial | (signals.level < self.few))
 
@@ -112,11 +103,11 @@ class PlainRounds(Controller):
         )
 
 
-def least(rows: Bool[Array, " B"]) -> Float[Array, ""]:
+def least(rows: Rows) -> Float[Array, ""]:
     """The balance of these rows below which none of them drafts."""
     return -PATIENCE * jnp.maximum(rows.sum(), 1) ** EXPONENT
 
 
-def mean(values: Float[Array, " B"] | Int[Array, " B"], rows: Bool[Array, " B"]) -> Float[Array, ""]:
+def mean(values: Float[Array, " B"] | Int[Array, " B"], rows: Rows) -> Float[Array, ""]:
     """The mean of the chosen rows; 0 if there is none."""
     return jnp.where(rows, values, 0).sum(dtype=jnp.float32) / jnp.maximum(rows.sum(), 1)

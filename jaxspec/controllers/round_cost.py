@@ -5,12 +5,13 @@ from typing import Any
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import CostAware
+from jaxspec.decoding.tree import Rows
 
 LONGEST = 16  # most levels that a controller plans for; it stops deeper builders there
 DISCOUNT = 0.98  # weight of each round relative to the next one, so that about fifty rounds count
@@ -43,9 +44,7 @@ class LengthPlanner(CostAware, Controller):
         planner: Any = self  # a dataclass, as every strategy
         return dataclasses.replace(planner, own_levels=own_levels)
 
-    def costs_by_length(
-        self, builder: TreeBuilder, density: Density, unfinished: Bool[Array, " B"]
-    ) -> Float[Array, " lengths"]:
+    def costs_by_length(self, builder: TreeBuilder, density: Density, unfinished: Rows) -> Float[Array, " lengths"]:
         """The cost of a round of 0, 1, ... levels with the recent density of trees; infinite beyond the builder's."""
         levels = jnp.arange(LONGEST + 1)
         densest = jnp.where(unfinished, density.nodes / density.levels, 1.0).max()

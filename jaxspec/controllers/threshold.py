@@ -3,10 +3,11 @@
 import dataclasses
 from typing import ClassVar, final
 
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models, State
+from jaxspec.decoding.tree import Rows
 
 CONFIDENCES = ("largest", "token")
 
@@ -29,9 +30,7 @@ class Threshold(Controller):
     def __post_init__(self) -> None:
         check_confidence(self)
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals) -> Rows:
         return confidence(signals, self.confidence) >= self.gamma
 
 

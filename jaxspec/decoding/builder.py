@@ -3,11 +3,12 @@
 import abc
 from typing import ClassVar
 
-from jaxtyping import Array, Bool
-
 from jaxspec.decoding.rule import Propose
 from jaxspec.decoding.strategy import Strategy
-from jaxspec.decoding.tree import DraftTree, Frontier, Selection
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection
+
+Grown = tuple[DraftTree, Frontier]
+"""A tree with one level more, and the nodes to expand after it."""
 
 
 class TreeBuilder(Strategy):
@@ -48,9 +49,7 @@ class TreeBuilder(Strategy):
         return self
 
     @abc.abstractmethod
-    def grow(
-        self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"]
-    ) -> tuple[DraftTree, Frontier]:
+    def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
         """Adds the next level to the `active` rows, and returns the nodes to expand after it.
 
         Without `prunes`, every live child from `propose` is added to the tree, in the order of siblings. A child may

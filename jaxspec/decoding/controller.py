@@ -13,7 +13,7 @@ from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.drafter import FLOAT32, Drafts, Models, State, log_top, of_node
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import Strategy
-from jaxspec.decoding.tree import DraftTree, Frontier, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, take
 
 
 @chex.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class DraftSignals:
     """Inputs of a controller after a drafted level, along each row's most confident path to that level."""
 
     level: Int[Array, ""]  # depth of the newest nodes, from 1
-    drafted: Bool[Array, " B"]  # whether the row has nodes of this level; False in rows that copy
-    active: Bool[Array, " B"]  # whether the builder would expand any of them; False in rows that copy
+    drafted: Rows  # whether the row has nodes of this level; False in rows that copy
+    active: Rows  # whether the builder would expand any of them; False in rows that copy
     top_prob: Float[Array, " B"]  # largest probability after the newest node's parent
     token_prob: Float[Array, " B"]  # probability of the newest node's token
     log_confidence: Float[Array, " B"]  # log confidence of the path to the newest node
@@ -92,11 +92,7 @@ class Controller(Strategy):
     ) -> nnx.Module:
         """Random weights for hidden states of these widths, into which trained ones are restored.
 
-        Args:
-            settings: the other settings in the `config.json` of the weights.
-
-        Raises:
-            ValueError: it has no weights, or none with these settings.
+        `settings` are the others in the `config.json` of the weights. Raises ValueError if there are no such weights.
         """
         raise ValueError(f"{self.name} has no weights")
 
@@ -112,13 +108,8 @@ class Controller(Strategy):
         return ()
 
     def begin(
-        self,
-        models: Models,
-        keys: Key[Array, " B"],
-        state: State,
-        unfinished: Bool[Array, " B"],
-        builder: TreeBuilder,
-    ) -> tuple[State, Bool[Array, " B"]]:
+        self, models: Models, keys: Key[Array, " B"], state: State, unfinished: Rows, builder: TreeBuilder
+    ) -> tuple[State, Rows]:
         """Called before a round. Returns the state, perhaps with values for this round, and whether each row drafts.
 
         Finished rows keep their state and do not draft, whatever is returned for them.
@@ -141,9 +132,7 @@ class Controller(Strategy):
         return state
 
     @abc.abstractmethod
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: State, signals: DraftSignals) -> Rows:
         """Whether each row drafts another level. Nodes drafted so far are verified in either case."""
 
     def update(self, state: State, counts: RoundCounts) -> State:

@@ -13,6 +13,7 @@ from jaxspec.decoding.drafter import Drafter, Models, Prefix, State
 from jaxspec.decoding.round_records import RoundCounts, Trace, more_columns
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.decoding.tree import Rows
 from jaxspec.model import backend, split_rows
 from jaxspec.model import kv_cache as kv
 
@@ -24,8 +25,8 @@ class DecodeState:
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, the root included
     limit: Int[Array, " B"]  # length at which the budget is spent
-    done: Bool[Array, " B"]
-    finite: Bool[Array, " B"]  # whether every logit that decided a token was finite
+    done: Rows
+    finite: Rows  # whether every logit that decided a token was finite
     keys: Key[Array, " B"]
     eos: Int[Array, " eos"]  # token ids that end a text, padded with -1
     sampling: Sampling
@@ -101,7 +102,7 @@ def _choose_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
     return rows
 
 
-def select_rows(chosen: Bool[Array, " B"], these: State, others: State) -> State:
+def select_rows(chosen: Rows, these: State, others: State) -> State:
     """The state `these` in the chosen rows, `others` in the remaining ones. Every leaf has B as its first axis."""
     pick = lambda this, other: jnp.where(chosen.reshape(chosen.shape + (1,) * (this.ndim - 1)), this, other)
     return jax.tree.map(pick, these, others)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.models import Models
 from jaxspec.decoding.strategy import Strategy
-from jaxspec.decoding.tree import DraftTree, Frontier, root_frontier, take
+from jaxspec.decoding.tree import DraftTree, Frontier, Rows, root_frontier, take
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, enlarge
 from jaxspec.model.llama import Output, forward
@@ -75,7 +75,7 @@ class Prefix:
     token: Int[Array, "B S"]
     length: Int[Array, " B"]
     cache: tuple[KV, ...]  # the target's; `length` - 1 rows are valid
-    unfinished: Bool[Array, " B"] | None = None  # rows that are not finished; None: all
+    unfinished: Rows | None = None  # rows that are not finished; None: all
 
 
 @chex.dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Drafter(Strategy):
     ) -> tuple[Drafts, State]:
         """Drafts the token after each of the W nodes of the frontier."""
 
-    def from_history(self, state: State, batch: int) -> Bool[Array, " B"]:
+    def from_history(self, state: State, batch: int) -> Rows:
         """Rows that copy earlier text in this round. Controllers do not stop these rows, and do not learn from them.
 
         The levels of these rows take no pass: `expand` may skip one that no other live row of the frontier needs.

@@ -6,7 +6,7 @@ from functools import partial
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.controller import draft_signals
@@ -19,6 +19,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import (
     DraftTree,
     Frontier,
+    Rows,
     compaction,
     first_nodes,
     init_tree,
@@ -52,7 +53,7 @@ class Verified:
     taps: tuple[Float[Array, "B P D"], ...]
     rows: tuple[kv.KV, ...]
     log_prob: Float[Array, "B P"] | None  # log p of `next_token`
-    finite: Bool[Array, " B"]  # whether the logits on the path are finite
+    finite: Rows  # whether the logits on the path are finite
 
 
 @partial(
@@ -119,7 +120,7 @@ def draft(
         drafts, drafter = root(state.drafter)
     copied = spec.drafter.from_history(drafter, len(last))
 
-    def grow(tree: DraftTree, frontier: Frontier, active: Bool[Array, " B"], controller: State, drafts: Drafts):
+    def grow(tree: DraftTree, frontier: Frontier, active: Rows, controller: State, drafts: Drafts):
         width = frontier.node.shape[1]
         if (admitted := spec.controller.admits(drafts)) is not None:
             frontier = dataclasses.replace(frontier, live=frontier.live & (admitted | copied[:, None]))
@@ -265,7 +266,7 @@ def path_tokens(tree: DraftTree, verdict: Verdict) -> Int[Array, "B P"]:
 
 def cut(
     next_token: Int[Array, "B P"], accepted: Int[Array, " B"], eos: Int[Array, " eos"], room: Int[Array, " B"]
-) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+) -> tuple[Int[Array, " B"], Rows]:
     """The number of a round's tokens that are committed, and whether the last of them is an EOS.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.rule import Verdict
-from jaxspec.decoding.tree import DraftTree, levels
+from jaxspec.decoding.tree import DraftTree, Rows, levels
 
 
 @chex.dataclass(frozen=True)
@@ -42,7 +42,7 @@ def no_rounds(batch: int, rounds: int) -> RoundCounts:
 
 
 def count_round(
-    done: Bool[Array, " B"], grown: DraftTree, verified: DraftTree, verdict: Verdict, count: Int[Array, " B"]
+    done: Rows, grown: DraftTree, verified: DraftTree, verdict: Verdict, count: Int[Array, " B"]
 ) -> RoundCounts:
     """The counts of one round that committed `count` tokens.
 
@@ -62,7 +62,7 @@ def count_round(
     return jax.tree.map(lambda values: jnp.where(done, 0, values).astype(jnp.int32), counts)
 
 
-def of_drafter(counts: RoundCounts, copied: Bool[Array, " B"]) -> RoundCounts:
+def of_drafter(counts: RoundCounts, copied: Rows) -> RoundCounts:
     """The counts [B] of a round without the drafts of rows that copied earlier text, which took no pass of the drafter.
 
     Verification of these rows, and their tokens, still count.

@@ -67,18 +67,13 @@ class Rule(abc.ABC):
 
     @abc.abstractmethod
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        """Proposes `count` children for each of `width` nodes.
-
-        Args:
-            draws: its noise [B V] belongs to the children's position.
-        """
+        """Proposes `count` children for each of `width` nodes. The noise [B V] belongs to the children's position."""
 
     @abc.abstractmethod
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         """Verifies a tree of at most `depth` levels by the target's logits after each node.
 
-        Args:
-            draws: its noise [B P V] belongs to the positions after nodes at depth 0, 1, …, P - 1.
+        The noise [B P V] belongs to the positions after nodes at depth 0, 1, …, P - 1.
         """
 
 

@@ -28,12 +28,9 @@ class Strategy(abc.ABC):
     """A frozen, hashable dataclass of static settings with pure methods.
 
     Its state, if it has one, is a pytree of arrays whose first axis is B, so that single rows can be replaced.
-
-    Attributes:
-        name: the name that users type.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # what users type
 
     def require(self, most: int = MOST, **least: int) -> None:
         """Raises ValueError if a setting is not a whole number from its least value, given by name, to `most`."""

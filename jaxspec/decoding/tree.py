@@ -10,6 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 NO_PARENT = -1
 
+Rows = Bool[Array, " B"]
+"""Some rows of a batch: whether each is meant."""
+
 
 @chex.dataclass(frozen=True)
 class DraftTree:
@@ -162,11 +165,6 @@ def smallest_size(tree: DraftTree, offered: tuple[int, ...]) -> Int[Array, ""]:
 
 
 def tree_mask(tree: DraftTree, node: Int[Array, "B W"], *, root_is_cached: bool = False) -> Bool[Array, "B W N"]:
-    """Each of W nodes sees itself and its ancestors.
-
-    Args:
-        root_is_cached: the root's keys and values are in the drafter's cache, so the root is not visible among the
-            nodes.
-    """
+    """Each of W nodes sees itself and its ancestors, without the root if its keys and values are in the cache."""
     seen = take(tree.ancestors, node)
     return seen & (jnp.arange(tree.token.shape[1]) > 0) if root_is_cached else seen
