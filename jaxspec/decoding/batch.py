@@ -33,10 +33,7 @@ def data_parts() -> int:
 
 
 def padded(requests: Sequence[Request], parts: int | None = None) -> list[Request]:
-    """The requests, padded with IDLE to a power of two, and then to a multiple of the mesh's axis `data`.
-
-    `parts` is the size of that axis; None: that of the current mesh.
-    """
+    """The requests, padded with IDLE to a power of two, and then to a multiple of `parts` (None: `data_parts()`)."""
     batch = power_of_two(len(requests))
     return [*requests, *[IDLE] * (batch + -batch % (parts or data_parts()) - len(requests))]
 
@@ -70,20 +67,17 @@ def start(
     temperature = column(lambda r: r.sampling.temperature, np.float64)
     # Within float32 unless it is 0, so that dividing logits by it cannot overflow.
     temperature = np.where(temperature > 0, np.clip(temperature, 1e-30, 1e30), 0.0).astype(np.float32)
+    given = {
+        "tokens": tokens,
+        "length": lengths,
+        "limit": lengths + column(lambda r: r.sampling.max_new_tokens, np.int32),
+        "done": np.array([request is IDLE for request in requests]),
+        "eos": np.array([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], np.int32),  # few shapes, few compilations
+    }
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    seed, index = column(lambda r: r.sampling.seed % 2**32, np.uint32), column(lambda r: r.index, np.uint32)
     # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
-    return new_state(
-        spec,
-        models,
-        device,
-        seed=column(lambda r: r.sampling.seed % 2**32, np.uint32),
-        index=column(lambda r: r.index, np.uint32),
-        tokens=tokens,
-        length=lengths,
-        limit=lengths + column(lambda r: r.sampling.max_new_tokens, np.int32),
-        done=np.array([request is IDLE for request in requests]),
-        eos=np.array([*eos, *[-1] * (-len(eos) % 4 or 4 * (not eos))], np.int32),  # few shapes, few compilations
-        sampling={"temperature": temperature, "top_k": top_k, "top_p": top_p},
-    )
+    return _new_state(spec, models, device, seed, index, sampling, given)
 
 
 def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
@@ -102,38 +96,25 @@ def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
 
 
 @partial(jax.jit, static_argnames=("spec", "device"))
-def new_state(
+def _new_state(
     spec: Speculation,
     models: Models,
     device: jax.sharding.Sharding | None,
     seed: UInt[Array, " B"],
     index: UInt[Array, " B"],
     sampling: Mapping[str, Any],
-    tokens: Int[Array, "B S"],
-    length: Int[Array, " B"],
-    limit: Int[Array, " B"],
-    done: Bool[Array, " B"],
-    eos: Int[Array, " eos"],
+    given: Mapping[str, Any],
 ) -> DecodeState:
-    """The state before prefill, in one program; on a mesh each array has the sharding of `place_state`.
+    """`start` in one program, from the fields of `Sampling`, and those of `DecodeState` that the requests give.
 
-    Args:
-        device: sharding of all arrays if there is no mesh; None: JAX's default.
-        seed, index: those of each row's request, from which its key is made.
-        sampling: the fields of `Sampling`.
-        tokens: the prompts, left-aligned.
-        length: length of each prompt.
+    On a mesh each array has the sharding of `place_state`.
     """
-    batch, cache_len = tokens.shape
+    batch, cache_len = given["tokens"].shape
     config, dtype = models.target.config, models.target.dtype
     state = DecodeState(
-        tokens=tokens,
-        length=length,
-        limit=limit,
-        done=done,
-        finite=jnp.ones_like(done),
+        **given,
+        finite=jnp.ones((batch,), bool),
         keys=jax.vmap(row_key)(seed, index),
-        eos=eos,
         sampling=Sampling(**sampling),
         cache=kv_cache.allocate(config, batch, cache_len, dtype),
         feature=jnp.zeros((batch, config.hidden_size), dtype),

@@ -29,7 +29,7 @@ from jaxspec.model import sharding, split_rows
 from jaxspec.model.attention import Attend, causal_mask, over_cache, visible
 from jaxspec.model.backend import TPU_PREFILL_OPTIONS, chosen_options, layers_together, time_grows_with_tokens
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.llama import STREAM, Layer, embed, run_layers
+from jaxspec.model.llama import STREAM, Layer, look_up, run_layers
 from jaxspec.model.rope import rotary
 
 FIRST_TOKEN = "first"
@@ -128,20 +128,12 @@ def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.Shape
     return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=place)
 
 
-def on_device(abstract: DecodeState, device: Any) -> DecodeState:
-    """The abstract state with all arrays on one device, given as a sharding, as the real state will have them.
-
-    Otherwise JAX would compile again for the real state.
-    """
-    return jax.tree.map(lambda leaf: leaf.update(sharding=device), abstract)
-
-
 @partial(jax.jit, static_argnames="chunk")
 def embed_chunk(
     table: nnx.Param, tokens: Int[Array, "B S"], at: Int[Array, ""], *, chunk: int
 ) -> Float[Array, "B T D"]:
     """The embeddings of a chunk's tokens, which start at position `at`."""
-    return embed(table, jax.lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1))
+    return look_up(table, jax.lax.dynamic_slice_in_dim(tokens, at, chunk, axis=1)).astype(jnp.float32)
 
 
 @partial(

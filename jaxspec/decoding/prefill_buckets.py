@@ -13,12 +13,19 @@ CPU_CHUNKS_AHEAD = (32, 64, 128)
 TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 
 
-def shapes(spec: Speculation, requests: Sequence[Request]) -> tuple[int, int]:
-    """Tokens per chunk of prefill, and length of the first cache."""
+def shapes(
+    spec: Speculation, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
+) -> tuple[int, int]:
+    """Tokens per chunk of prefill, and length of the first cache, at least `least`.
+
+    `later` are requests that will refill rows of the first ones.
+    """
     longest = max(len(r.tokens) for r in requests)
     on_cpu = backend.time_grows_with_tokens()
     chunk = chunk_for(longest, backend.CPU_CHUNKS) if on_cpu else accelerator_chunk(longest, len(requests))
-    return chunk, power_of_two(cache_len_needed(spec, requests, chunk), SMALLEST_CACHE)
+    if later:
+        return chunk, max(least, cache_len_for_all(spec, requests, later))
+    return chunk, power_of_two(cache_len_needed(spec, requests, chunk), max(least, SMALLEST_CACHE))
 
 
 def cache_len_needed(spec: Speculation, requests: Sequence[Request], chunk: int) -> int:

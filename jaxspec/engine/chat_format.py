@@ -22,9 +22,6 @@ class ChatFormat:
         arguments: passed to the template by name, such as {"enable_thinking": False}.
         system: system message before each conversation; None: none. It may be empty: some templates then leave out
             a default of their own.
-
-    Raises:
-        ValueError: a value has the wrong type.
     """
 
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -60,13 +57,10 @@ class ChatFormat:
     def render(
         self, tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options: bool
     ) -> str:
-        """The text of a conversation by the tokenizer's chat template, which may raise any error.
+        """The text of a conversation by the tokenizer's chat template; `options` are those of `apply_chat_template`.
 
-        Args:
-            options: further ones of the tokenizer's `apply_chat_template`.
-
-        Raises:
-            ValueError: the template ignores the system prompt, or the conversation has one, too.
+        Raises ValueError if the template ignores the system prompt, or the conversation has one, too. The template
+        itself may raise any error.
         """
 
         def write(messages: list[dict[str, Any]]) -> str:

@@ -144,8 +144,10 @@ class PrefillQueue:
                 given[row] = part
         for group in {id(group): group for group in self.ready.values()}.values():
             mine = {row: part for row, part in given.items() if self.ready.get(part) is group}
+            now = (session.round, group.seconds, session.decode_seconds)
+            texts = {row: Text(*group.requests[part], *now) for row, part in mine.items()}
             if mine:
-                session.insert(group.state, {row: self._text(group, part) for row, part in mine.items()}, mine)
+                session.insert(group.state, texts, mine)
             for part in mine.values():
                 del self.ready[part]
         return bool(given)
@@ -167,10 +169,6 @@ class PrefillQueue:
         if self.keep_state:
             state = dataclasses.replace(state, controller=None)
         return Group(requests, state, position, [end for end in keep if end > position])
-
-    def _text(self, group: Group, part: int) -> Text:
-        place, request = group.requests[part]
-        return Text(place, request, self.session.round, group.seconds, self.session.decode_seconds)
 
 
 BETWEEN_STOPS = 8  # rounds between two looks for stop strings
@@ -228,8 +226,7 @@ def stopped_rows(session: Session, stops: StopStrings) -> list[int]:
     tokens, found = fetch(session.state.tokens), []
     for row, text in session.texts.items():
         if not session.done[row]:
-            _, _, stopped = stops.cut(
-                tokens[row, len(text.request.tokens) : session.length[row]].tolist(), text.request.tokens
-            )
+            prompt = text.request.tokens
+            _, _, stopped = stops.cut(tokens[row, len(prompt) : session.length[row]].tolist(), prompt)
             found += [row] * stopped
     return found

@@ -162,10 +162,7 @@ class Engine:
     ) -> Iterator[tuple[int, Generation]]:
         """Generates as `generate` does, and yields (index of the prompt, result) when each text is finished.
 
-        When a row of the batch is finished, the next prompt takes it at once; it was prefilled during decoding.
-
-        Raises:
-            ValueError: as in `generate`, and before the first result.
+        Raises ValueError as `generate`, and before the first result.
         """
         requests = self.requests(prompts, **settings)
         batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
@@ -183,11 +180,7 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
-        """`generate_iter` for at least one request.
-
-        Args:
-            learnt: the initial state of each row's controller, a `Generation.controller` or None; None: all start anew.
-        """
+        """`generate_iter` for at least one request; `learnt` is as in `Session`."""
         stops = stops or StopStrings((), self.model.tokenizer)
         first, later = requests[:batch_size], requests[batch_size:]
         session = self.session(first, later, learnt=learnt, log_probs=log_probs, record=record)
@@ -216,10 +209,8 @@ class Engine:
         this length, before the first call. Lengths are rounded up to sizes that many prompts share; for other sizes
         `generate` compiles again.
 
-        More prompts than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`.
-
-        Raises:
-            ValueError: prompt and text exceed the model's context, or a number is not a whole one.
+        More prompts than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`. Raises
+        ValueError if prompt and text exceed the model's context, or a number is not a whole one.
         """
         batch_size = integer("batch_size", batch_size, 1)
         max_prompt_tokens = integer("max_prompt_tokens", max_prompt_tokens, 1)
@@ -260,8 +251,7 @@ class Engine:
     def compilations(self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool) -> Jobs:
         """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.
 
-        Args:
-            later: requests that will refill rows of the first ones.
+        `later` are requests that will refill rows of the first ones.
         """
         return self.program([*requests, *later], **options).compilations(self.model, requests, later)
 

@@ -33,13 +33,9 @@ def load_head(model: Checkpoint, method: Method) -> Any:
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights of the method's controller; None if it needs none.
+    """The weights of the method's controller; None if it needs none. `draft` are the drafter's.
 
-    Args:
-        draft: the drafter's weights.
-
-    Raises:
-        CheckpointError: there are no weights, or they were trained for another target or drafter.
+    Raises CheckpointError if there are no weights, or they were trained for another target or drafter.
     """
     controller = method.controller
     if not controller.needs_weights:
@@ -58,9 +54,8 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
         )
     config = read_head(path, controller.name)
     check_same_shape(path, config.model, model.config.model)
-    target_hidden = model.config.model.hidden_size
-    draft_hidden = draft_width(method.drafter, Models(target=model.target, draft=draft))
-    ours = {"target_hidden": target_hidden, "draft_hidden": draft_hidden}
+    width = draft_width(method.drafter, Models(target=model.target, draft=draft))
+    ours = {"target_hidden": model.config.model.hidden_size, "draft_hidden": width}
     theirs = {name: config.settings.get(name) for name in ours}
     if theirs != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
@@ -138,14 +133,9 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def drafter_of(path: Path, head: str) -> Drafter:
-    """The drafter of a head.
+    """The drafter of a head, given by its name in the checkpoint at `path`, or by its own path.
 
-    Args:
-        path: the checkpoint.
-        head: the head's name in the checkpoint, or its path.
-
-    Raises:
-        CheckpointError: there is no such head, or it is not for a drafter.
+    Raises CheckpointError if there is no such head, or it is not for a drafter.
     """
     folder = find_head(path, head)
     if is_checkpoint(folder):
@@ -157,13 +147,9 @@ def drafter_of(path: Path, head: str) -> Drafter:
 
 
 def fitted(path: Path, method: Method) -> Method:
-    """The method with settings reduced to what its head allows. It reads the head's shape, but no weights.
+    """The method with settings reduced to what its head in the checkpoint at `path` allows. No weights are read.
 
-    Args:
-        path: the checkpoint.
-
-    Raises:
-        CheckpointError: there is no such head, or it is for another drafter or target.
+    Raises CheckpointError if there is no such head, or it is for another drafter or target.
     """
     return method if method.head is None else method.fitted(_head_of(path, method, method.head))
 
@@ -198,9 +184,7 @@ def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any
             )
 
 
-@functools.cache
-def _say_once(text: str) -> None:
-    say(text)
+_say_once = functools.cache(say)
 
 
 def head_config(

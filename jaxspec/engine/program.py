@@ -14,8 +14,8 @@ from jaxspec.decoding import loop
 from jaxspec.decoding.batch import data_parts, padded, place_state, start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.drafter import Models
-from jaxspec.decoding.prefill import Step, on_device, read, steps
-from jaxspec.decoding.prefill_buckets import cache_len_for_all, shapes, shapes_ahead
+from jaxspec.decoding.prefill import Step, read, steps
+from jaxspec.decoding.prefill_buckets import shapes, shapes_ahead
 from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.model.backend import current_mesh
@@ -56,27 +56,16 @@ class Program:
         """Reads the prompts from `begin` to `end`, in chunks, and commits the first token of each if all are read."""
         return read(self.spec.drafter, self.models, state, chunk, begin, end)
 
-    def first_shapes(
-        self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
-    ) -> tuple[int, int]:
-        """Tokens per chunk of prefill, and length of the first cache, at least `least`.
-
-        Args:
-            later: requests that will refill rows of the first ones.
-        """
-        chunk, cache_len = shapes(self.spec, requests)
-        return chunk, max(least, cache_len_for_all(self.spec, requests, later) if later else cache_len)
-
     def compilations(
         self, model: Checkpoint, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
     ) -> Jobs:
         """Functions that compile the programs which these requests need, on the model's mesh: first those of prefill.
 
-        If the cache must grow later, the loop is compiled again. The arguments are those of `first_shapes`.
+        If the cache must grow later, the loop is compiled again. The arguments are those of `shapes`.
         """
         everybody, eos = [*requests, *later], model.config.eos
         with model.context():
-            chunk, cache_len = self.first_shapes(requests, later, least)
+            chunk, cache_len = shapes(self.spec, requests, later, least)
             whole = self._abstract(padded(requests), eos, cache_len, everybody)
             loop = self._key(LOOP_NAME, self.spec, whole)
             found: Jobs = {
@@ -97,7 +86,7 @@ class Program:
         ahead = shapes_ahead(self.spec, everybody, len(requests)) if later else None
         truncated = (any(r.sampling.top_k for r in everybody), any(r.sampling.top_p < 1 for r in everybody))
         weights = (id(self.models.target), id(self.models.draft), id(self.models.control))
-        return (self.spec, weights, len(requests), self.first_shapes(requests, later, least), ahead, truncated)
+        return (self.spec, weights, len(requests), shapes(self.spec, requests, later, least), ahead, truncated)
 
     def _prefill_jobs(self, state: DecodeState, chunk: int) -> Jobs:
         """Functions that compile the programs of prefill. Only the last one has the drafter's weights."""
@@ -115,18 +104,23 @@ class Program:
     def _abstract(
         self, requests: Sequence[Request], eos: Sequence[int], cache_len: int, among: Sequence[Request]
     ) -> DecodeState:
-        """The state before prefill as `jax.ShapeDtypeStruct`s with the shardings that it will have."""
+        """The state before prefill as `jax.ShapeDtypeStruct`s with the shardings that it will have.
+
+        With other shardings JAX would compile again for the real state.
+        """
         begin = lambda models: start(self.spec, models, requests, eos, cache_len, among)
         state, mesh = jax.eval_shape(begin, self.models), current_mesh()
-        return on_device(state, self.device) if mesh is None else place_state(state, mesh)
+        if mesh is not None:
+            return place_state(state, mesh)
+        return jax.tree.map(lambda leaf: leaf.update(sharding=self.device), state)
 
     def _key(self, name: str, settings: Any, state: DecodeState, of_drafter: bool = True) -> tuple[Any, ...]:
         """The key of a program: its name, settings, and the shapes of its arrays. Methods can share a program."""
         models = self.models if of_drafter else self.models.target
         arrays = (models, state if of_drafter else (state.tokens, state.cache))
-        shapes = str([(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays)])
+        leaves = str([(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(arrays)])
         mesh = str(jax.sharding.get_abstract_mesh().shape)
-        return (name, settings, hashlib.sha256(shapes.encode()).hexdigest(), mesh)
+        return (name, settings, hashlib.sha256(leaves.encode()).hexdigest(), mesh)
 
     def decode(self, state: DecodeState, rounds: int, enough: int) -> DecodeState:
         """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished or the cache is too small."""

@@ -32,12 +32,7 @@ effect."""
 
 
 def refuse_stateful(name: str, value: Any) -> None:
-    """Raises an error for an argument that `generate` does not support, unless its value has no effect.
-
-    Raises:
-        TypeError: there is no such argument.
-        ValueError: the argument is in `STATEFUL`, and its value has an effect.
-    """
+    """Raises ValueError for an argument in `STATEFUL` whose value has an effect, and TypeError for any other."""
     if name not in STATEFUL:
         raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     if value is not None and value != STATEFUL[name]:
@@ -50,14 +45,10 @@ def refuse_stateful(name: str, value: Any) -> None:
 def encode(
     prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool, chat_format: ChatFormat = ChatFormat()
 ) -> list[list[int]]:
-    """Token ids of every prompt, each at least one token long.
+    """Token ids of every prompt, each at least one token long; `chat`: text is formatted as messages are.
 
-    Args:
-        chat: format text with the chat template, too, and not only messages.
-
-    Raises:
-        ValueError: there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary, the
-            checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat_format` does not apply.
+    Raises ValueError if there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary,
+    the checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat_format` does not apply.
     """
     if not (found := listed(prompts)):
         raise ValueError("there are no prompts")
@@ -149,15 +140,10 @@ class GenerateSettings(TypedDict, total=False):
     sampling: SamplingParams
     """Sampling parameters of all prompts."""
     max_new_tokens: int | Sequence[int] | np.ndarray
-    """Largest number of generated tokens; 128 by default."""
     temperature: float | Sequence[float] | np.ndarray
-    """0, the default, means greedy decoding."""
     top_k: int | Sequence[int] | np.ndarray
-    """Sample from this many most probable tokens. 0, the default: from all tokens."""
     top_p: float | Sequence[float] | np.ndarray
-    """Sample from the most probable tokens whose probabilities sum to this value. 1, the default: from all tokens."""
     seed: int | Sequence[int] | np.ndarray
-    """Prompt i uses the random key fold_in(key(seed), i); 0 by default."""
     seeds: Sequence[int] | np.ndarray | None
     """One per prompt. A prompt with seed s uses fold_in(key(s), 0), whatever its index."""
     chat: bool
@@ -183,14 +169,10 @@ def requests_of(
     truncate: Literal["left"] | None = None,
     **fields: Any,
 ) -> list[Request]:
-    """The requests of a call of `Engine.generate` with `GenerateSettings`, one per prompt.
+    """The requests of a call of `Engine.generate`, one per prompt; all settings are those of `GenerateSettings`.
 
-    Args:
-        fields: fields of SamplingParams, and options of transformers without effect.
-
-    Raises:
-        ValueError: a prompt is empty and there is no BOS, it is too long, a setting is out of range, or the chat
-            template does not take an argument or the system prompt.
+    Raises ValueError if a prompt is empty and there is no BOS, it is too long, a setting is out of range, or the chat
+    template does not take an argument or the system prompt.
     """
     if truncate not in (None, "left"):
         raise ValueError(f'truncate must be None or "left", not {truncate!r}')

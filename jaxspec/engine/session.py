@@ -13,6 +13,7 @@ import numpy as np
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import insert, padded, restore_controller
 from jaxspec.decoding.decode_state import DecodeState, enlarge, margin
+from jaxspec.decoding.prefill_buckets import shapes
 from jaxspec.decoding.request import Request
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import LOOP_NAME, Jobs, Program
@@ -75,7 +76,7 @@ class Session:
         self.model, self.program, self.requests = model, program, [*requests, *later]
         with model.context():
             least = 0 if memory is None else memory.cache_len
-            chunk, self.cache_len = program.first_shapes(requests, later, least)
+            chunk, self.cache_len = shapes(program.spec, requests, later, least)
             self._key, self._compiling = program.ready_key(requests, later, least), None
             jobs = Jobs() if self._key in compilation.ready else program.compilations(model, requests, later, least)
             if jobs:
