@@ -319,10 +319,7 @@ class Dflash(Drafter):
         return DflashHead(shape.model, DflashOptions.from_settings(shape.settings), rngs=rngs, dtype=dtype)
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
-        try:
-            options = DflashOptions.from_settings(shape.settings)
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"does not have the settings of a DFlash head: {error}") from error
+        options = DflashOptions.from_settings(shape.settings)
         if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
             raise ValueError(
                 f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is for "

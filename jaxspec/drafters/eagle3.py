@@ -137,9 +137,7 @@ def narrowed(layer: LlamaConfig, width: int) -> LlamaConfig:
         raise ValueError(f"width must be a multiple of {group}, the width of heads that share a KV head, not {width}")
     kv_heads, mlp = width // group, layer.intermediate_size * width // layer.hidden_size
     heads = kv_heads * (layer.num_heads // layer.num_kv_heads)
-    return dataclasses.replace(
-        layer, hidden_size=width, intermediate_size=mlp, num_heads=heads, num_kv_heads=kv_heads
-    )  # fmt: skip
+    return dataclasses.replace(layer, hidden_size=width, intermediate_size=mlp, num_heads=heads, num_kv_heads=kv_heads)
 
 
 def official_taps(num_layers: int) -> tuple[int, ...]:
@@ -177,10 +175,8 @@ class Eagle3(PairDrafter):
         chosen = range(min(draft_vocabulary.LARGEST, target.vocab_size)) if ids is None else ids
         mask = draft_vocabulary.to_mask(chosen, target.vocab_size)
         read = official_taps(target.num_layers) if taps is None else tuple(taps)
-        options, layer = (
-            Eagle3Options(read, mask, tap_norm=tap_norm, window=window),
-            target.bare_layers(1, qk_norm=False),
-        )
+        layer = target.bare_layers(1, qk_norm=False)
+        options = Eagle3Options(read, mask, tap_norm=tap_norm, window=window)
         if width not in (None, target.hidden_size):
             options = dataclasses.replace(options, own_embedding=True, target_width=target.hidden_size)
             layer = narrowed(layer, width)
@@ -190,10 +186,7 @@ class Eagle3(PairDrafter):
         return Eagle3Head(shape.model, Eagle3Options.from_settings(shape.settings), rngs=rngs, dtype=dtype)
 
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
-        try:
-            options = Eagle3Options.from_settings(shape.settings)
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"does not have the settings of an EAGLE-3 head: {error}") from error
+        options = Eagle3Options.from_settings(shape.settings)
         if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
             raise ValueError(
                 f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is for "

@@ -47,10 +47,8 @@ def match_lengths(
 ) -> Int[Array, "B W S"]:
     """For each committed position, the number of tokens up to it that equal the last tokens of each of W texts.
 
-    It is 0 at the last committed token, which has no next token yet, and after it.
-
-    Args:
-        ends: the last tokens of each text, last first; NO_TOKEN if a text is shorter.
+    It is 0 at the last committed token, which has no next token yet, and after it. `ends` are the last tokens of each
+    text, last first; NO_TOKEN if a text is shorter.
     """
     longest, size = ends.shape[-1], text.shape[1]
     before = jnp.pad(text, [(0, 0), (longest - 1, 0)], constant_values=NO_TOKEN - 1)

@@ -102,11 +102,7 @@ def attend_in_blocks(
 
 
 def within_documents(segment: Int[Array, "B T"], start: int, end: int) -> Bool[Array, "B queries keys"]:
-    """Causal mask inside documents, of queries `start` to `end` - 1 and keys 0 to `end` - 1.
-
-    Args:
-        segment: number of each token's document.
-    """
+    """Causal mask inside documents, numbered by `segment`, of queries `start` to `end` - 1 and keys 0 to `end` - 1."""
     before = jnp.arange(start, end)[:, None] >= jnp.arange(end)
     return before & (segment[:, start:end, None] == segment[:, None, :end])
 
@@ -198,8 +194,7 @@ class Rounds:
 def over_rounds(rounds: Rounds, verified: KV) -> Attend:
     """Attention of drafted tokens: to the verified tokens before their round, and to their round up to themselves.
 
-    Args:
-        verified: keys and values of the T tokens, which they have after verification.
+    `verified` are the keys and values that the T tokens have after verification.
     """
     return Partial(_attend_to_rounds, rounds, verified)
 
@@ -277,8 +272,7 @@ def causal_mask(batch: int, width: int) -> Bool[Array, "B W W"]:
 def over_cache(seen: Visible, cache: Sequence[KV], nodes: Sequence[KV] | None = None) -> tuple[Attend, ...]:
     """Attention over [committed prefix ; tree nodes], for each layer of a cache. It keeps all nodes' keys and values.
 
-    Args:
-        nodes: keys and values of each layer's N nodes so far; None: the W new ones are all the nodes.
+    `nodes` are the keys and values of each layer's N nodes so far; None: the W new ones are all the nodes.
     """
     before = [None] * len(cache) if nodes is None else nodes
     return tuple(Partial(_attend_to_cache, seen, *layer) for layer in zip(cache, before, strict=True))
@@ -301,7 +295,7 @@ def _attend_to_cache(
 
     segments = (Keys(kv=prefix, mask=seen.prefix), Keys(kv=nodes, mask=seen.mask))
     if split_rows.parts() > 1:
-        out = attend_to_split_rows(query, prefix, seen.cached, nodes, seen.mask, seen.first)
+        out = attend_to_split_rows(query, prefix, nodes, seen)
     elif seen.first is None and attention_kernel.fits(query.shape, capacity((prefix,))):
         out = attention_kernel.attend_in_kernel(query, prefix, seen.cached, nodes, seen.mask)
     elif query.shape[3] >= CHUNK and backend.uses_cudnn():
@@ -333,36 +327,31 @@ def attend_in_cudnn(
 
 
 def attend_to_split_rows(
-    query: Float[Array, "B K G W H"],
-    prefix: KV,
-    cached: Int[Array, " B"],
-    nodes: KV,
-    mask: Bool[Array, "B W N"],
-    first: Int[Array, "B W"] | None = None,
+    query: Float[Array, "B K G W H"], prefix: KV, nodes: KV, seen: Visible
 ) -> Float[Array, "B K G W H"]:
     """Attention over a cache whose rows are split over devices (`split_rows`), and over the visible nodes; float32.
 
-    `first` is as in `Visible`. Such a cache holds all positions, also in layers with a window.
+    Such a cache holds all positions, also in layers with a window.
     """
     queries, row = attention_kernel.QUERY_AXES, ("batch",)
     group_is_split = split_rows.AXIS in sharded_axes("query_group", query.shape[2])
-    windowed, first = first is not None, jnp.zeros((1, 1), jnp.int32) if first is None else first
+    windowed, first = seen.first is not None, jnp.zeros((1, 1), jnp.int32) if seen.first is None else seen.first
 
     def on_one_device(query: Array, prefix: KV, cached: Array, nodes: KV, mask: Array, first: Array) -> Array:
         held, rows = split_rows.held(cached), capacity((prefix,))
 
         def attend_here(query: Array, is_first: Array) -> tuple[Array, Array]:
-            seen = mask & is_first
+            own = mask & is_first
             if not windowed and attention_kernel.fits(query.shape, rows):
-                out, log_total = attention_kernel.attend_on_one_chip(query, prefix, nodes, held, seen, residuals=True)
+                out, log_total = attention_kernel.attend_on_one_chip(query, prefix, nodes, held, own, residuals=True)
                 assert log_total is not None
                 return out, log_total
             live = (jnp.arange(rows) < held[:, None])[:, None]
             if windowed:
                 live &= jnp.arange(rows) >= split_rows.held(first)[..., None]
-            return attend(query, (Keys(kv=prefix, mask=live), Keys(kv=nodes, mask=seen)))
+            return attend(query, (Keys(kv=prefix, mask=live), Keys(kv=nodes, mask=own)))
 
         return split_rows.combine(query, attend_here, group_is_split=group_is_split)
 
-    arrays = ((query, queries), (prefix, axes), (cached, row), (nodes, NODE_AXES), (mask, row), (first, row))
+    arrays = ((query, queries), (prefix, axes), (seen.cached, row), (nodes, NODE_AXES), (seen.mask, row), (first, row))
     return on_each_device(on_one_device, *arrays, out=(query, queries))

@@ -45,11 +45,7 @@ NODE_AXES = ("batch", "kv_heads", None, None)
 def allocate(
     config: LlamaConfig, batch: int, cache_len: int, dtype: jnp.dtype, num_layers: int | None = None
 ) -> tuple[KV, ...]:
-    """Zeroed keys and values of `cache_len` positions, for `num_layers` layers (None: all).
-
-    Args:
-        dtype: of the weights; that of the cache is `backend.cache_dtype(dtype)`.
-    """
+    """Zeroed keys and values of `cache_len` positions, for `num_layers` layers (None: all) with weights of `dtype`."""
     dtype = backend.cache_dtype(dtype)
     heads, dim = config.num_kv_heads, config.head_dim
     k, v = (batch, heads, dim, cache_len), (batch, heads, cache_len, dim)
@@ -143,8 +139,16 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
 
 
 def enlarge(cache: tuple[KV, ...], cache_len: int) -> tuple[KV, ...]:
-    """The same cache with `cache_len` positions. Deletes the old one, layer by layer, except while tracing."""
-    return tuple(_replaced(layer, _enlarged(layer, cache_len)) for layer in cache)
+    """The same cache with `cache_len` positions. Deletes each old layer before the next is copied, except while
+    tracing."""
+    larger = []
+    for layer in cache:
+        larger.append(_enlarged(layer, cache_len))
+        if not isinstance(layer.k, core.Tracer):
+            jax.block_until_ready(larger[-1])
+            layer.k.delete()
+            layer.v.delete()
+    return tuple(larger)
 
 
 @partial(jax.jit, static_argnames="cache_len")
@@ -156,15 +160,6 @@ def _enlarged(layer: KV, cache_len: int) -> KV:
 def _padded(layer: KV, cache_len: int) -> KV:
     more, none = (0, cache_len - capacity((layer,))), (0, 0)
     return KV(k=jnp.pad(layer.k, (none, none, none, more)), v=jnp.pad(layer.v, (none, none, more, none)))
-
-
-def _replaced(old: KV, new: KV) -> KV:
-    """The new layer, after the old one is deleted, so that at most one layer is held twice."""
-    if not isinstance(old.k, core.Tracer):
-        jax.block_until_ready(new)
-        old.k.delete()
-        old.v.delete()
-    return new
 
 
 def constrained(cache: tuple[KV, ...]) -> tuple[KV, ...]:

@@ -142,14 +142,9 @@ class Output:
 
 
 class Llama(nnx.Module):
-    """A LLaMA, with random weights until loaded. `lm_head` is None if it is the transposed embedding.
+    """A LLaMA, with random weights until loaded. `lm_head` is None if it is the transposed embedding."""
 
-    Attributes:
-        draft_vocabulary: mask of the tokens whose columns the LM head has (`drafters/draft_vocabulary.py`); only for a
-            draft model. None: all tokens.
-    """
-
-    draft_vocabulary: str | None = None
+    draft_vocabulary: str | None = None  # of a draft model: mask of the tokens whose columns the LM head has
 
     def __init__(self, config: LlamaConfig, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.dtype("float32")):
         self.config = config
@@ -183,8 +178,8 @@ class Llama(nnx.Module):
         return Output(hidden=self.final_norm(x), nodes=kept, taps=self.tapped(inputs[tap] for tap in taps))
 
     def embed(self, tokens: Int[Array, "B W"], table: nnx.Param | None = None) -> Float[Array, "B W D"]:
-        """Token embeddings, from another table if one is given."""
-        return embed(self.embedding if table is None else table, tokens)
+        """Token embeddings, float32 as the residual stream is; from another table if one is given."""
+        return look_up(self.embedding if table is None else table, tokens).astype(jnp.float32)
 
     def tapped(self, inputs: Iterable[Float[Array, "B W D"]]) -> tuple[Float[Array, "B W D"], ...]:
         """Inputs of layers as heads read them: rounded, and in float16 limited to its range, which some exceed."""
@@ -242,17 +237,11 @@ def forward(
     return model(tokens, positions, over_cache(visible(mask, cached, capacity(cache), slots), cache, nodes), taps)
 
 
-def embed(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Token embeddings, float32, as the residual stream is.
-
-    An id outside the vocabulary reads the nearest row: in a draft model with fewer rows than its target. Other inputs
-    are checked before.
-    """
-    return look_up(table, tokens).astype(jnp.float32)
-
-
 def look_up(table: nnx.Param, tokens: Int[Array, "B W"]) -> Float[Array, "B W D"]:
-    """Rows of a table of embeddings. A single token is padded to two where XLA would gather a sharded table for it."""
+    """Rows of a table of embeddings. An id past its end, as a draft model may get from its target, reads the last row.
+
+    A single token is padded to two where XLA would gather a sharded table for it.
+    """
     alone = tokens.size == 1 and backend.gathers_table_for_one_token()
     rows = jnp.pad(tokens, [(0, 0), (0, 1)]) if alone else tokens
     return constrain(table[...].at[rows].get(mode="clip"), *STREAM)[:, : tokens.shape[1]]

@@ -64,8 +64,7 @@ NVLink. In 20 µs a v5e reads 16 MB (819 GB/s), an H100 67 MB (3350 GB/s). This 
 def make_mesh(*, data: int = 1, model: int = 1, rows: int = 1, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (None: the first of `jax.devices()`). Several processes must use all devices.
 
-    Raises:
-        ValueError: an axis is below 1, `rows` is not 1, 2, 4 or 8, or there are too few devices.
+    Raises ValueError if an axis is below 1, `rows` is not 1, 2, 4 or 8, or there are too few devices.
     """
     sizes = {"data": data, "model": model, "rows": rows}
     _check_sizes(sizes)

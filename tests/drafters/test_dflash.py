@@ -329,7 +329,6 @@ def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):
         ({}, {"mask_token": VOCAB}, "mask token 50, and the target's ids go from 0 to 49"),
         ({}, {"block": 1}, "block must be at least 2"),
         ({}, {"taps": []}, "at least one layer"),
-        ({}, {"width": 3}, "not have the settings of a DFlash head"),
         ({}, {"markov_rank": -1}, "markov_rank must be"),
         ({"qk_norm": False}, {}, "no norms of queries and keys"),
     ],
