@@ -39,7 +39,6 @@ class HistoryState:
     """The head's own state, and the state of history."""
 
     head: State
-    ahead: Continuation | None  # the earlier continuation of the text; None outside drafting
     matches: MatchState  # success of all matches, in copies and behind the head's drafts
     against: MatchState  # success of matches for which the head preferred another token after the root
     head_rounds: Float[Array, " B"]  # number of rounds that the head drafted
@@ -83,7 +82,6 @@ class WithHistory(Drafter):
     def init(self, models: Models, batch: int, cache_len: int) -> HistoryState:
         return HistoryState(
             head=self.head.init(models, batch, cache_len),
-            ahead=None,
             matches=suffix_match.unmatched(batch, LONGEST),
             against=suffix_match.unmatched(batch, LONGEST),
             head_rounds=jnp.zeros(batch, jnp.float32),
@@ -101,7 +99,6 @@ class WithHistory(Drafter):
         return dataclasses.replace(
             state,
             head=self.head.observe(models, state.head, committed),
-            ahead=None,
             drafted=jnp.zeros_like(state.drafted),
             matches=suffix_match.learn(state.matches, committed.next_token, committed.count),
             against=suffix_match.learn(state.against, committed.next_token, committed.count),
@@ -122,7 +119,6 @@ class WithHistory(Drafter):
         copied = (ahead.matched >= self.history) & (worth(state.matches, ahead.matched, self.depth) >= usual)
         begun = dataclasses.replace(
             state,
-            ahead=ahead,
             matches=dataclasses.replace(state.matches, ahead=ahead),
             copied=copied,
             drafted=frontier.live[:, 0] & ~copied,
@@ -186,7 +182,7 @@ def first_choice(drafts: Drafts) -> Int[Array, " B"]:
 
 def combine(state: HistoryState, tree: DraftTree, frontier: Frontier, drafts: Drafts) -> Drafts:
     """The head's drafts of a level, combined with the earlier continuation of the text."""
-    ahead = state.ahead
+    ahead = state.matches.ahead
     assert ahead is not None, "root comes before expand"
     matched = jnp.where(ahead.matched > 0, ahead.matched + frontier.level, 0)
     against = suffix_match.chance(state.against, matched, AGAINST_THE_HEAD)

@@ -303,8 +303,8 @@ def test_below_the_heads_last_level_a_copy_has_its_own_chance(name: str, target)
     for _ in range(reach):  # the text comes to contain what the head drafts after its end
         tree, after = draft(with_text(state, texts(drafted)))
         drafted = [*tree.token[1, 1 : reach + 1].tolist(), 17][:3]
-    assert after.drafter.copied.tolist() == [True, False] and after.drafter.ahead.matched.tolist() == [9, 2]
-    assert tree.token[1, 1:].tolist() == after.drafter.ahead.token[1, :5].tolist()
+    assert after.drafter.copied.tolist() == [True, False] and after.drafter.matches.ahead.matched.tolist() == [9, 2]
+    assert tree.token[1, 1:].tolist() == after.drafter.matches.ahead.token[1, :5].tolist()
     each = np.exp(np.diff(np.asarray(tree.log_confidence), axis=1))
     chance = lambda came, share, matched: (came + 4 * share * matched / (matched + 2)) / 12
     np.testing.assert_allclose(each[0], [chance(6, 1, 9 + i) for i in range(5)], rtol=1e-4)
