@@ -60,11 +60,10 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     if theirs != ours:
         raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
     try:
-        return _restore(model, path, lambda: controller.build_weights(**config.settings))
-    except CheckpointError:
-        raise
+        weights = nnx.eval_shape(lambda: controller.build_weights(**config.settings))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the predictor at {path} {error}") from error
+    return _restore(model, path, weights)
 
 
 def _folder(model: Checkpoint, method: Method) -> Path:
@@ -81,9 +80,7 @@ def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
     head = abstract_head(path, drafter, shape, dtype)
-    if not isinstance(head, nnx.Module):
-        return head
-    return _restore(model, path, lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
+    return _restore(model, path, head) if isinstance(head, nnx.Module) else head
 
 
 def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
@@ -200,9 +197,8 @@ def head_config(
     return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args, target_width=width)
 
 
-def _restore(model: Checkpoint, path: Path, make: Any) -> Any:
-    """Restores the parameters at `path` into the module that `make` makes, on the target's mesh."""
+def _restore(model: Checkpoint, path: Path, abstract: nnx.Module) -> Any:
+    """Restores the parameters at `path` into an abstract module, on the target's mesh."""
     dtype: jnp.dtype = model.target.dtype
-    module = nnx.eval_shape(make)
-    placed = module if model.mesh is None else place_head(module, model.mesh, dtype)
+    placed = abstract if model.mesh is None else place_head(abstract, model.mesh, dtype)
     return load_params(path / "params", placed, dtype)
