@@ -56,7 +56,6 @@ class Adaptive(Controller):
         self.require_that(lambda value: 0 <= value <= 1, "be from 0 to 1", "alpha", "beta1", "beta2")
 
     def init(self, batch: int) -> AdaptiveState:
-        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         return AdaptiveState(
             gamma=jnp.full(batch, self.gamma, jnp.float32),
             rate=jnp.zeros(batch, jnp.float32),

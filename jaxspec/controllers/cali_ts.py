@@ -88,7 +88,6 @@ class CaliTS(Controller):
         return AcceptancePredictor(target_hidden, draft_hidden, rngs=nnx.Rngs(0), inputs=inputs, dtype=dtype)
 
     def init(self, batch: int) -> CaliState:
-        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         estimate, trials, rounds = (jnp.full(batch, value, jnp.float32) for value in (self.prior, 0, 0))
         return CaliState(estimate=estimate, trials=trials, rounds=rounds)
 

@@ -67,7 +67,6 @@ class LengthTS(LengthPlanner):
         self.check_costs()
 
     def init(self, batch: int) -> LengthState:
-        # Separate arrays, because the loop's state is donated and a buffer can be donated only once.
         return LengthState(
             accepted=jnp.zeros((batch, LONGEST), jnp.float32),
             rejected=jnp.zeros((batch, LONGEST), jnp.float32),

@@ -104,7 +104,7 @@ class Controller(Strategy):
         return self
 
     def init(self, batch: int) -> State:
-        """Initial state of `batch` sequences."""
+        """Initial state of `batch` sequences. No array may occur twice: the loop takes over the memory of each."""
         return ()
 
     def begin(
@@ -112,11 +112,7 @@ class Controller(Strategy):
     ) -> tuple[State, Rows]:
         """Called before a round. Returns the state, perhaps with values for this round, and whether each row drafts.
 
-        Finished rows keep their state and do not draft, whatever is returned for them.
-
-        Args:
-            unfinished: rows that are not finished.
-            builder: the builder of the round's trees.
+        Finished rows keep their state and do not draft, whatever is returned for them. `builder` is the round's.
         """
         return state, jnp.ones(keys.shape, bool)
 

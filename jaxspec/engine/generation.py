@@ -34,13 +34,7 @@ class Round:
 
 
 def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
-    """The rounds of one text, from its `Trace` [R N] on the host.
-
-    Args:
-        history: counts of each round.
-        tokens: prompt and text.
-        begin: index of the text in `tokens`.
-    """
+    """The rounds of a text, from its `Trace` [R N] on the host and their counts. It begins at `begin` of `tokens`."""
     at, rounds = begin + 1, []
     for i, committed in enumerate(np.asarray(history.committed).tolist()):
         live = np.flatnonzero(trace.live[i])

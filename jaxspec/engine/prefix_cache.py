@@ -56,13 +56,9 @@ def copied(arrays: Any) -> Any:
 
 
 def worth_keeping(prompts: Sequence[Sequence[int]], waiting: Iterable[Sequence[int]], chunk: int) -> list[int]:
-    """The positions up to which these prompts share tokens with waiting ones, so that the prefix is worth storing.
+    """The positions up to which prompts that are about to be read share tokens with waiting ones, in whole chunks.
 
     First the position for the next waiting prompt, then shorter ones for later prompts, up to `KEPT` positions.
-
-    Args:
-        prompts: prompts that are about to be read.
-        chunk: tokens of a chunk.
     """
     found: list[int] = []
     for other in islice(waiting, LOOKED_AT):

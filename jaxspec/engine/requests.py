@@ -32,7 +32,7 @@ effect."""
 
 
 def refuse_stateful(name: str, value: Any) -> None:
-    """Raises ValueError for an argument in `STATEFUL` whose value has an effect, and TypeError for any other."""
+    """Raises ValueError for an argument in `STATEFUL` whose value has an effect, TypeError for one not in it."""
     if name not in STATEFUL:
         raise TypeError(f"generate() got an unexpected keyword argument {name!r}")
     if value is not None and value != STATEFUL[name]:

@@ -114,13 +114,8 @@ def score(
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
     """Scores C continuations of each text, and reads `chunk` tokens at a time; S is a multiple of `chunk`.
 
-    The LM head runs only for chunks with targets.
-
-    Args:
-        targets: after each token, the next token of each continuation; negative: none.
-
-    Returns:
-        log p of each continuation, and whether all its tokens are the target's most probable ones.
+    `targets` are the next token of each continuation after each token; negative: none. The LM head runs only for chunks
+    with targets. Returns log p of each continuation, and whether all its tokens are the target's most probable ones.
     """
     tokens, targets = constrain(jnp.asarray(tokens), "batch"), constrain(jnp.asarray(targets), "batch")
     batch, rows = tokens.shape

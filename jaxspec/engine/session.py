@@ -143,12 +143,9 @@ class Session:
             self.state = dataclasses.replace(self.state, done=put(self.done, self.state.done.sharding))
 
     def insert(self, fresh: DecodeState, texts: Mapping[int, Text], part_of: Mapping[int, int]) -> None:
-        """Writes prefilled prompts into free rows.
+        """Writes prefilled prompts into free rows, each with its new text.
 
-        Args:
-            fresh: as for `decoding.batch.insert`.
-            texts: the new text of each row.
-            part_of: the part of the batch of each row, which is also its row in `fresh`.
+        `part_of` is the part of the batch of each row, which is also its row in `fresh`; see `decoding.batch.insert`.
         """
         parts = fresh.length.shape[0]
         row, chosen = np.zeros(parts, np.int32), np.zeros(parts, bool)

@@ -148,12 +148,10 @@ def _attend_to_steps(
 def over_context(
     segment: Int[Array, "B T"], anchor: Int[Array, "B anchors"], context: KV, causal: bool = False
 ) -> Attend:
-    """Attention of DFlash's blocks in training: to the own block, and to the context before its first token.
+    """Attention of DFlash's blocks in training: to the own block (if `causal`, up to itself), and to the context.
 
-    Args:
-        causal: whether a row sees its block only up to itself.
-        anchor: index in the window of each block's first token. The context is the tokens of its document before it.
-        context: keys and values of the T tokens of a window.
+    `context` are the keys and values of a window's T tokens, `anchor` the index of each block's first token among them.
+    A block sees the tokens of its document before its anchor.
     """
     return Partial(_attend_to_context, segment, anchor, context, causal)
 
