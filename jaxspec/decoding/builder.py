@@ -53,11 +53,9 @@ class TreeBuilder(Strategy):
         """Adds the next level to the `active` rows, and returns the nodes to expand after it.
 
         Without `prunes`, every live child from `propose` is added to the tree, in the order of siblings. A child may
-        be left out only for a reason that depends neither on its token nor on its confidence.
-
-        Returns:
-            The tree with new nodes at slots below `size`, each after its parent (`tree.add_nodes`); and the frontier of
-            nodes to expand, one level deeper. All frontiers have the same width, except the root's, which has width 1.
+        be left out only for a reason that depends neither on its token nor on its confidence. New nodes are at slots
+        below `size`, each after its parent (`tree.add_nodes`). The frontier is one level deeper. All frontiers have the
+        same width, except the root's, which has width 1.
         """
 
     def prune(self, tree: DraftTree) -> Selection | None:

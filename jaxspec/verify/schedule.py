@@ -41,14 +41,8 @@ MATCH = 3
 
 
 def expand_methods(target: Path, methods: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The methods that a user named, with `all` expanded, in the order of checking.
-
-    Returns:
-        Those that are checked even if the time is spent, `plain` first; and all others.
-
-    Raises:
-        ValueError: there is no method, or a name is not a method.
-    """
+    """The methods that a user named, with `all` expanded, in the order of checking: those that are checked even if the
+    time is spent, `plain` first; and all others. Raises ValueError if there is no method, or a name is not a method."""
     if not methods:
         raise ValueError("name at least one method, or `all`")
     named = [PLAIN, *(name for name in methods if name != ALL)]
