@@ -93,7 +93,7 @@ def strategies() -> list[type]:
 
 def test_every_strategy_is_final_and_named():
     found = strategies()
-    assert {"Eagle", "Plain", "Chain", "BetaTS", "Greedy", "RecordingDrafter"} <= {one.__name__ for one in found}
+    assert {"Eagle", "Plain", "Chain", "BetaTS", "Greedy", "Recorder"} <= {one.__name__ for one in found}
     assert [one.__name__ for one in found if not one.__dict__.get("__final__")] == []
     named = [one for one in found if not issubclass(one, Rule)]
     assert [one.__name__ for one in named if not isinstance(one.__dict__.get("name"), str)] == []

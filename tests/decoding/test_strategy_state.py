@@ -19,7 +19,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.train.methods.acceptance_labels import RecordingDrafter
+from jaxspec.train.methods.acceptance_labels import Recorder
 from tests.lossless.combinations import BUILDERS
 from tests.lossless.harness import models, requests, speculation, start, weights
 
@@ -89,8 +89,9 @@ def test_with_64_bit_types(method: Method, everything: Models):
             assert wide == [], when
 
 
-def test_the_recording_drafter(everything: Models):
+def test_the_recorder_of_acceptance_labels(everything: Models):
     inner = Models(target=everything.target, draft=everything.draft[EarlyExit])
-    spec = speculation(Method(RecordingDrafter(EarlyExit(), LENGTH, rounds=8), Chain(LENGTH)), greedy=True)
+    recorder = Recorder(LENGTH, *[everything.target.config.hidden_size] * 2, "float32")
+    spec = speculation(Method(EarlyExit(), Chain(LENGTH), recorder), greedy=True)
     for when, state in seen(spec, inner).items():
-        assert strays(state.drafter) == [], when
+        assert strays(state.controller) == [], when

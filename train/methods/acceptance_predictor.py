@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 from jaxspec.builders.chain import Chain
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
-from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor
+from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, draft_width
+from jaxspec.decoding.drafter import Models
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
 from jaxspec.host.atomic import staged_by_all
@@ -23,7 +24,7 @@ from jaxspec.methods.method import Method
 from jaxspec.train.data.prompts import greedy_requests, load_with_tokenizer
 from jaxspec.train.data.text import join
 from jaxspec.train.decoding_options import Calibrator
-from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter, collect
+from jaxspec.train.methods.acceptance_labels import Labels, Recorder, collect
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.run.heads import default_out, hashes
 
@@ -44,8 +45,9 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     weights = load_head(model, Method(drafter, Chain(), head=settings.head))
     drafter = drafter.fitted(weights)
     length = min(settings.length, drafter.own_levels(weights) or settings.length)
-    recording = RecordingDrafter(drafter, length, rounds=settings.max_new_tokens)
-    engine = Engine(model, Method(recording, Chain(length)), draft=weights)
+    narrow = draft_width(drafter, Models(target=model.target, draft=weights))
+    recorder = Recorder(length, model.config.model.hidden_size, narrow, dtype=model.target.dtype.name)
+    engine = Engine(model, Method(drafter, Chain(length), recorder), draft=weights)
     prompts = fingerprint([np.array(request.tokens, np.int32) for request in requests])
     decided = hashes(model.path, settings.head) | {"the hash of the prompts": prompts}
     typed = as_typed("calibrator", settings, model.target.dtype.name) | decided
@@ -54,8 +56,8 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         held_out = found[::HELD_OUT] if len(found) > 1 else found
         kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
         trained, measured = fit(join(kept), join(held_out), settings)
-        width, dtype = model.config.model.hidden_size, settings.save_dtype
-        shape = {"target_hidden": width, "draft_hidden": held_out[0].draft_hidden.shape[2], "inputs": trained.inputs}
+        dtype = settings.save_dtype
+        shape = {"target_hidden": recorder.target_hidden, "draft_hidden": narrow, "inputs": trained.inputs}
         with deferred():
             weights = jax.tree.map(lambda array: split_over_hosts(np.asarray(array)), trained)
             chat_args = dict(settings.data.format.arguments) if settings.chat else None

@@ -12,15 +12,12 @@ import pytest
 from flax import nnx
 
 import jaxspec
-from jaxspec.builders.chain import Chain
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_config, write_head
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
-from jaxspec.decoding.models import Models
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.drafters.dflash import Dflash
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
@@ -28,7 +25,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests
 from jaxspec.train.decoding_options import Calibrator
 from jaxspec.train.methods import acceptance_labels, acceptance_predictor, medusa
-from jaxspec.train.methods.acceptance_labels import Labels, RecordingDrafter
+from jaxspec.train.methods.acceptance_labels import Labels, Recorder
 from jaxspec.train.options import Data
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
@@ -54,7 +51,8 @@ def recorded(path: Path) -> tuple[jaxspec.Engine, jaxspec.Engine]:
     model = load(path, "float32")
     head = early_exit_head(model.target)
     method = parse_method(f"early-exit+chain,length={K}")
-    keeps = dataclasses.replace(method, drafter=RecordingDrafter(method.drafter, K, rounds=20), builder=Chain(K))
+    width = model.config.model.hidden_size
+    keeps = dataclasses.replace(method, controller=Recorder(K, width, width, "float32"))
     return jaxspec.Engine(model, keeps, draft=head), jaxspec.Engine(model, method, draft=head)
 
 
@@ -79,14 +77,6 @@ def test_labels_are_what_decoding_saw(target):
             np.testing.assert_allclose(found.log_top[i], probs(logits).max(-1), rtol=1e-3, atol=1e-5)
             # The feature before the round says the token that is the round's root.
             assert int((found.target_hidden[i] @ target_head.kernel[...]).argmax()) == int(round_.token[0])
-
-
-def test_every_leaf_of_the_state_begins_with_the_rows(target):
-    """So that one row can be replaced, as of every strategy."""
-    recording, _ = recorded(target)
-    assert recording.method.drafter.reuses_drafting  # as the early exit inside of it does
-    state = recording.method.drafter.init(recording.models, 3, 16)
-    assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {3}
 
 
 def made_up(seed: int, rounds: int = 400) -> Labels:
@@ -126,17 +116,6 @@ def test_the_top_probability_is_judged_by(inputs: str):
     assert measured["loss"] < 0.85 * measured["base"]
     assert found.inputs == inputs and found.top is not None
     np.testing.assert_allclose(np.diff(found.top[...])[:, 0], [3, 2], atol=0.8)
-
-
-@pytest.mark.parametrize("windows", [(), (2,)])
-def test_the_drafter_inside_enlarges_its_own_state(windows: tuple[int, ...], target: Path):
-    """A layer with a window keeps its ring."""
-    model, drafter = load(target, "float32"), Dflash(block=4)
-    shape = drafter.head_for(model.config.model, layers=1, block=4, taps=[0], windows=windows)
-    models = Models(target=model.target, draft=drafter.build_head(shape, nnx.Rngs(0)))
-    recording, shapes = RecordingDrafter(drafter, 3, rounds=2), lambda state: jax.tree.map(jnp.shape, state)
-    enlarged = recording.enlarge(models, recording.init(models, 1, 16), 64)
-    assert shapes(enlarged) == shapes(recording.init(models, 1, 64))
 
 
 def test_the_speed_of_a_resumed_run_is_that_of_its_own_texts(target: Path, tmp_path: Path, monkeypatch, capsys):
