@@ -144,14 +144,8 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
 
     The first process suggests the sets for all: on another processor the last bits of a fit may differ.
     """
-    kernel, before, began = None, len(found), time.monotonic()
-
-    def suggested() -> list[bool]:
-        nonlocal kernel
-        if (number := len(found)) >= skip_suggestion.FIRST and (kernel is None or number % skip_suggestion.REFIT == 0):
-            kernel = skip_suggestion.fit(found[: number - number % skip_suggestion.REFIT])
-        return skip_suggestion.suggest(found, 2 * num_layers, settings.seed, kernel).tolist()
-
+    before, began = len(found), time.monotonic()
+    suggested = lambda: skip_suggestion.suggest(found, 2 * num_layers, settings.seed).tolist()
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
             switches = broadcast_from_first(suggested)

@@ -7,6 +7,7 @@ To save time, the length scale is refitted at every tenth trial only, and the ac
 of any density, and near the best sets so far.
 """
 
+import functools
 import importlib.util
 import warnings
 from collections.abc import Sequence
@@ -18,8 +19,7 @@ from scipy.stats import norm
 
 from jaxspec.train.methods.skip_trial import Corner, Trial
 
-FIRST = 10  # trials before the first fit
-REFIT = 10  # trials between fits
+REFIT = 10  # trials before the first fit, and between fits
 _CANDIDATES = 1024
 _PARENTS = 5  # the best sets, whose neighbours are candidates
 _FLIPS = 4  # most switches in which a neighbour differs
@@ -28,13 +28,11 @@ _NOISE = 1e-2  # variance of one trial's noise; the variance of all trials is no
 Corners = Bool[np.ndarray, "N D"]
 
 
-def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner:
+def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     """The next set of `size` switches to try. The first is empty, the next are random.
 
-    It depends on the arguments only, so that a resumed search continues as an uninterrupted one. `kernel` is the result
-    of `fit` on the trials at the last multiple of REFIT; None before `FIRST` trials.
-
-    Raises ValueError if all sets were tried.
+    It depends on the arguments only, so that a resumed search continues as an uninterrupted one. Raises ValueError if
+    all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:
@@ -45,25 +43,18 @@ def suggest(tried: Sequence[Trial], size: int, seed: int, kernel: Any) -> Corner
         return np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
 
     corners = fresh(scattered(rng, _CANDIDATES, size))
-    if kernel is not None:
+    if fitted := len(tried) // REFIT * REFIT:
         best = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
         corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, best))])
     if not len(corners):
         raise ValueError(f"all sets of {size} blocks were tried; lower --trials")
-    return corners[0] if kernel is None else most_promising(tried, corners, kernel)
+    return most_promising(tried, corners, _kernel(tuple(tried[:fitted]))) if fitted else corners[0]
 
 
 def check_installed() -> None:
     """Raises ValueError if scikit-learn is not installed."""
     if importlib.util.find_spec("sklearn") is None:
         raise ValueError("the search needs the package scikit-learn: pip install scikit-learn")
-
-
-def fit(tried: Sequence[Trial]) -> Any:
-    """The kernel of a Gaussian process, with its length scale fitted to these trials."""
-    from sklearn.gaussian_process.kernels import Matern
-
-    return _process(Matern(nu=2.5, length_scale_bounds=(0.1, 1e3)), tried, fitted=False).kernel_
 
 
 def scattered(rng: np.random.Generator, count: int, size: int) -> Corners:
@@ -80,7 +71,7 @@ def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) 
 
 def most_promising(tried: Sequence[Trial], corners: Corners, kernel: Any) -> Corner:
     """The corner with the largest expected improvement over the best trial."""
-    mean, deviation = _process(kernel, tried, fitted=True).predict(corners.astype(float), return_std=True)
+    mean, deviation = _process(kernel, tried, optimizer=None).predict(corners.astype(float), return_std=True)
     best = max(each.speedup for each in tried)
     return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
 
@@ -94,10 +85,17 @@ def expected_improvement(
     return above * norm.cdf(z) + deviation * norm.pdf(z)
 
 
-def _process(kernel: Any, tried: Sequence[Trial], fitted: bool) -> Any:
+@functools.lru_cache(maxsize=1)
+def _kernel(tried: tuple[Trial, ...]) -> Any:
+    """The kernel of a Gaussian process, with its length scale fitted to these trials."""
+    from sklearn.gaussian_process.kernels import Matern
+
+    return _process(Matern(nu=2.5, length_scale_bounds=(0.1, 1e3)), tried, optimizer="fmin_l_bfgs_b").kernel_
+
+
+def _process(kernel: Any, tried: Sequence[Trial], optimizer: Any) -> Any:
     from sklearn.gaussian_process import GaussianProcessRegressor
 
-    optimizer: Any = None if fitted else "fmin_l_bfgs_b"
     process = GaussianProcessRegressor(kernel, alpha=_NOISE, normalize_y=True, optimizer=optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a fit that stops early or at a bound is good enough

@@ -5,7 +5,6 @@ import pytest
 
 from jaxspec.drafters.layer_skip import SkipMask
 from jaxspec.train.methods import skip_suggestion
-from jaxspec.train.methods.skip_suggestion import FIRST, REFIT
 from jaxspec.train.methods.skip_trial import Corner, Trial
 
 SIZE = 16
@@ -23,11 +22,9 @@ def trial(corner: Corner, speedup: float) -> Trial:
 
 
 def trials(count: int, tried: list[Trial] | None = None) -> list[Trial]:
-    tried, kernel = [*(tried or [])], None
-    for number in range(len(tried), count):
-        if number >= FIRST and (kernel is None or number % REFIT == 0):
-            kernel = skip_suggestion.fit(tried[: number - number % REFIT])
-        corner = skip_suggestion.suggest(tried, SIZE, 0, kernel)
+    tried = [*(tried or [])]
+    while len(tried) < count:
+        corner = skip_suggestion.suggest(tried, SIZE, 0)
         tried.append(trial(corner, score(corner)))
     return tried
 
@@ -55,7 +52,7 @@ def test_a_search_that_is_broken_off_goes_on_as_if_it_had_not_been(broken_off: i
 def test_all_sets_of_few_blocks():
     tried = [trial(np.array(bits, bool), 0.0) for bits in np.ndindex(2, 2)]
     with pytest.raises(ValueError, match="all sets of 2 blocks were tried; lower --trials"):
-        skip_suggestion.suggest(tried, 2, 0, None)
+        skip_suggestion.suggest(tried, 2, 0)
 
 
 def test_neighbours_differ_in_a_few_switches():
