@@ -80,15 +80,14 @@ def _most_frequent(target: Path, size: int, data: Path) -> list[int]:
     """The tokens of a target that a text counts most often."""
     from jaxspec.checkpoint import config_json, tokenizer
     from jaxspec.drafters import draft_vocabulary
-    from jaxspec.train.data import encoding, sources
-    from jaxspec.train.options import Data
+    from jaxspec.train.data import encoding, records
 
     config, loaded = config_json.read_config(target), tokenizer.load_tokenizer(target)
     if size < 1:
         raise ValueError(f"--draft-vocab must be at least 1, not {size}")
     if loaded is None:
         raise ValueError(f"{target} has no tokenizer, so no text can be counted for it; list the tokens in --draft-ids")
-    found = sources.read(Data(data))
+    found = records.read(data)
     encoding.warn_of_special_names(loaded, found)
     encoded = encoding.encode(loaded, found)
     counts = encoding.token_counts(encoded, config.model.vocab_size)

@@ -28,7 +28,7 @@ from jaxspec.host.atomic import UNFINISHED, check_folder, check_new, staged, wri
 from jaxspec.host.buckets import BucketPath, files_under, to_path, with_paths
 from jaxspec.host.json_lines import LineLog
 from jaxspec.options.by_command import Eval, Report
-from jaxspec.train.data import sources
+from jaxspec.train.data import records
 from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.methods import lm
 from jaxspec.train.options import Data, Lm
@@ -277,7 +277,7 @@ def test_training_text(root: Path, tmp_path: Path):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
     for name in ("", "a.jsonl", "b/c.py"):
-        ours, theirs = (sources.read(Data(data=folder / "data" / name)) for folder in (root, tmp_path))
+        ours, theirs = (records.read(folder / "data" / name) for folder in (root, tmp_path))
         assert ours == theirs and len(ours) == (1 if name else 2)
 
 
@@ -308,7 +308,7 @@ def test_a_run_resumes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (root / "lm" / "config.json").exists()
     assert Run(root / "lm.run").started
     asked = settings(root / "lm")
-    with pytest.raises(ValueError, match=r"was started with --steps 9 and not 10"):
+    with pytest.raises(ValueError, match=r"\(--steps is 9 there and 10 here\)"):
         lm.train(dataclasses.replace(asked, recipe=dataclasses.replace(asked.recipe, steps=10)))
     lm.train(asked)
     assert (root / "lm.run/metrics.jsonl").read_text() == (tmp_path / "lm.run/metrics.jsonl").read_text()

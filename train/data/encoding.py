@@ -10,8 +10,7 @@ from jaxtyping import Int
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.host.terminal import say
 from jaxspec.train.data import chat
-from jaxspec.train.data.records import BadRecord, Conversation, usable
-from jaxspec.train.data.sources import Texts
+from jaxspec.train.data.records import BadRecord, Conversation, Texts, usable
 from jaxspec.train.data.text import Document, Encoded, Windows
 
 _AT_ONCE = 64  # documents encoded at once; a tokenizer's result takes fifty times the memory of its ids

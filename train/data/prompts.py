@@ -14,7 +14,7 @@ from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.requests import encode
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.terminal import say
-from jaxspec.train.data import sources
+from jaxspec.train.data import records
 from jaxspec.train.data.encoding import warn_of_special_names
 from jaxspec.train.data.records import ASSISTANT, SYSTEM, USER, BadRecord, Conversation, Message, usable
 from jaxspec.train.data.text import Document
@@ -57,7 +57,7 @@ def load_prompts(
     if chat and file is None:
         return _first_turns(data, model, count, seed)
     if file is None:
-        found: list[Any] = cut_prompts(sources.read(data), model.tokenizer, count, length, seed)
+        found: list[Any] = cut_prompts(records.read(data.data, data.strict), model.tokenizer, count, length, seed)
     else:
         found = [question.turns[0] for question in read_questions(file, count)]
     encoded = encode(found, model, chat, data.format)
@@ -72,7 +72,7 @@ def system_of(chat_format: ChatFormat) -> tuple[Message, ...]:
 
 
 def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
-    kept, _ = sources.split(sources.read(data))
+    kept, _ = records.split(records.read(data.data, data.strict))
     conversations = [each for each in kept if isinstance(each, Conversation)]
     order = np.random.default_rng(seed).permutation(len(conversations))
     fitting = _fitting((conversations[number] for number in order), model, data.format, count)
@@ -129,7 +129,7 @@ def greedy_requests(model: Checkpoint, settings: Calibrator | SkipSearch, file: 
     return [Request(list(prompt), SamplingParams(max_new_tokens=left(prompt))) for prompt in different]
 
 
-def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+def cut_prompts(found: records.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
     """Token ids of `count` pieces of the data, each of up to `length` tokens and usually BOS.
 
     A piece starts with the line of a random character of the training text; all are equally likely. The first
@@ -137,7 +137,7 @@ def cut_prompts(found: sources.Texts, tokenizer: Any, count: int, length: int, s
 
     Raises ValueError if there are conversations.
     """
-    kept, _ = sources.split(found)
+    kept, _ = records.split(found)
     documents = [each for each in kept if isinstance(each, Document)]
     if len(documents) < len(kept):
         raise ValueError(

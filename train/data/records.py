@@ -9,12 +9,13 @@ line, or a single one.
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxspec.host.terminal import say
-from jaxspec.train.data.text import Document, document, documents
+from jaxspec.train.data.text import Document, document, documents, is_held_out, standard_library
+from jaxspec.train.options import STDLIB
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 _ROLES = {SYSTEM: SYSTEM, USER: USER, "human": USER, ASSISTANT: ASSISTANT, "gpt": ASSISTANT, "chatgpt": ASSISTANT}
@@ -58,6 +59,9 @@ class Conversation:
     complete: bool = True  # false if the last turn was cut off
 
 
+Texts = Sequence[Document | Conversation]
+
+
 @dataclasses.dataclass(frozen=True)
 class BadRecord:
     """A record that cannot be used: its name, which gives its place, and the reason."""
@@ -66,13 +70,16 @@ class BadRecord:
     reason: str
 
 
-def read(path: Path, strict: bool = False) -> list[Document | Conversation]:
+def read(path: Path, strict: bool = False) -> Texts:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
+    `stdlib` stands for Python's standard library.
     If `path` is a `.json`, `.jsonl` or `.ndjson` file, it holds records. In a folder, such a file holds records if it
     contains an object with a record's key. Otherwise it is a bad record itself; but a `.json` file that holds neither
     several objects nor lists of messages is plain text, like all other files. Raises as `usable`.
     """
+    if str(path) == STDLIB:
+        return standard_library()
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
     file = document(path)
@@ -226,3 +233,9 @@ def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
         raise NoUsableRecordError(f"none of {len(bad)} records can be used: {named}")
     say(f"skipped {len(bad)} of {len(good) + len(bad)} records: {named}")
     return good
+
+
+def split(found: Texts) -> tuple[Texts, Texts]:
+    """(training text, held-out text). Nothing is held out where the names would hold out everything."""
+    kept = [each for each in found if not is_held_out(each.name)]
+    return (kept, [each for each in found if is_held_out(each.name)]) if kept else (found, [])

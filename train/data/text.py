@@ -8,7 +8,7 @@ in the next window as if it began there.
 import dataclasses
 import sysconfig
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,14 +65,21 @@ class Windows:
     taps: tuple[Float[Array, "B T D"], ...] = ()
 
 
-def documents(folder: Path) -> list[Document]:
-    """All text files in a folder and its subfolders, by name. Hidden and empty files are left out, and those that
-    are not UTF-8, with a message on stderr."""
-    files = _read(folder, "*", lambda parts: not any(part.startswith(".") for part in parts))
-    if other := sorted(name for name, text in files.items() if text is None):
+def documents(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Document]:
+    """All text files in a folder and its subfolders that match the pattern, by name.
+
+    Files that are hidden, and those in folders named in `without`, are left out. So are empty ones, and those that are
+    not UTF-8, with a message on stderr. Raises ValueError if none is left.
+    """
+    inside = [(path.relative_to(folder), path) for path in files_under(folder) if path.match(pattern)]
+    is_out = lambda part: part.startswith(".") or part in without
+    chosen = {name.as_posix(): path for name, path in inside if not any(map(is_out, name.parts))}
+    with ThreadPoolExecutor() as pool:  # a request to a bucket takes as long as reading a file of some MB
+        files = sorted(zip(chosen, pool.map(_text, chosen.values()), strict=True))
+    if other := [name for name, text in files if text is None]:
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         say(f"left out {len(other)} of {len(files)} files, which are not UTF-8 text: {', '.join(other[:_SHOWN])}{more}")
-    if not (found := _documents(files)):
+    if not (found := [Document(name, text) for name, text in files if text]):
         raise ValueError(f"{folder} holds no text: no file in it is UTF-8 and not empty")
     return found
 
@@ -92,23 +99,12 @@ def standard_library() -> list[Document]:
     `encodings` and `pydoc_data` are left out too: they are a sixth of the text, and mostly tables.
     """
     folder = Path(sysconfig.get_path("stdlib"))
-    found = _documents(_read(folder, "*.py", _NOT_LIBRARY.isdisjoint))
-    if not found:
-        raise ValueError(f"this Python has no source of its standard library at {folder}; name a folder with --data")
-    return found
-
-
-def _read(folder: Path, pattern: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[str, str | None]:
-    """The files that match the pattern, and whose path inside the folder is `wanted`: each path, and its `_text`."""
-    inside = [(path.relative_to(folder), path) for path in files_under(folder) if path.match(pattern)]
-    chosen = {name.as_posix(): path for name, path in inside if wanted(name.parts)}
-    with ThreadPoolExecutor() as pool:  # a request to a bucket takes as long as reading a file of some MB
-        return dict(zip(chosen, pool.map(_text, chosen.values()), strict=True))
-
-
-def _documents(files: Mapping[str, str | None]) -> list[Document]:
-    """Those that hold text, by name."""
-    return [Document(name, text) for name, text in sorted(files.items()) if text]
+    try:
+        return documents(folder, "*.py", _NOT_LIBRARY)
+    except ValueError as error:
+        raise ValueError(
+            f"this Python has no source of its standard library at {folder}; name a folder with --data"
+        ) from error
 
 
 def _text(path: Path) -> str | None:

@@ -20,7 +20,7 @@ from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
-from jaxspec.train.data import dataset, sources, tokenizer
+from jaxspec.train.data import dataset, records, tokenizer
 from jaxspec.train.data.records import Conversation
 from jaxspec.train.data.text import Document, Windows
 from jaxspec.train.hyperparameters import Recipe
@@ -63,13 +63,14 @@ def train(settings: Lm) -> None:
     model = shape(
         settings.vocab_size, settings.layers, settings.hidden_size, settings.head_dim, settings.context, settings.tied
     )
-    found, typed = sources.read(settings.data), as_typed("lm", settings, training_dtype(recipe.dtype).name)
+    found = records.read(settings.data.data, settings.data.strict)
+    typed = as_typed("lm", settings, training_dtype(recipe.dtype).name)
     with (
         open_run(run_folder(out, settings.run_dir), typed) as run,
         staged(out, memory.required_bytes(model, dtype)) as folder,
     ):
         if is_whole(run.data):
-            dataset.warn_of_changes(run.data, sources.Sources(found))
+            dataset.warn_of_changes(run.data, dataset.Sources(found))
         else:
             learn(run.data, found, model, recipe)
         packed, held_out = dataset.load(run.data)
@@ -96,18 +97,18 @@ def write_checkpoint(config: CheckpointConfig, tokenizer_from: Path, folder: Pat
     config_json.write_config(folder, config)
 
 
-def learn(place: Path, found: sources.Texts, model: LlamaConfig, recipe: Recipe) -> None:
+def learn(place: Path, found: records.Texts, model: LlamaConfig, recipe: Recipe) -> None:
     """Learns the tokenizer and packs the text into `place`, from which a resumed run reads them."""
     if any(isinstance(each, Conversation) for each in found):
         raise ValueError("the data holds conversations, but the new tokenizer has no chat template; give plain text")
-    kept, _ = sources.split(found)
+    kept, _ = records.split(found)
     say(f"learning a vocabulary of {model.vocab_size} tokens from {len(kept)} files")
     with staged(place, 0) as folder:
         (folder / "tokenizer").mkdir()
         learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
         tokenizer.save(learnt, folder / "tokenizer", model.max_length)
         read_again = load_tokenizer(folder / "tokenizer")
-        dataset.prepare(folder, read_again, sources.Sources(found), model.max_length, recipe, model.vocab_size)
+        dataset.prepare(folder, read_again, dataset.Sources(found), model.max_length, recipe, model.vocab_size)
 
 
 def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0) -> Summed:

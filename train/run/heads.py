@@ -31,7 +31,6 @@ from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import LM_HEAD, dense
 from jaxspec.model.sharding import TRAINING, move, place
 from jaxspec.train.data import dataset
-from jaxspec.train.data.sources import Sources, sources_of
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import HeadSettings
 from jaxspec.train.run import feature_cache
@@ -51,7 +50,7 @@ class Job:
     """The inputs and outputs of a head's training; `out` is the folder of the new head."""
 
     target: Checkpoint
-    sources: Sources
+    sources: dataset.Sources
     out: Path
     run: Run
     settings: HeadSettings
@@ -65,7 +64,7 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     dtype = training_dtype(settings.recipe.dtype).name
     target = load(settings.target, dtype, mesh)
     out = settings.out or default_out(target.path / "heads" / name, "a head for the builtin target")
-    sources = sources_of(settings.data)
+    sources = dataset.sources_of(settings.data)
     typed = as_typed(name, settings, dtype) | hashes(target.path)
     with open_run(run_folder(out, settings.run_dir), typed) as run:
         yield Job(target, sources, out, run, settings)
@@ -102,12 +101,8 @@ def prepared(job: Job) -> tuple[Windows, Windows | None]:
     if target.tokenizer is None:
         raise ValueError(f"{target.path} has no tokenizer, so it cannot encode the text")
     model, length = target.config.model, job.settings.context
-    if length is None:
-        length = min(LONGEST, model.usable_length)
-    if length < 4:
-        raise ValueError(f"--context must be at least 4, not {length}")
-    if length > model.usable_length:
-        raise ValueError(f"--context must be at most {model.usable_length} for this target, not {length}")
+    length = min(LONGEST, model.usable_length) if length is None else length
+    check_range("--context", 4, model.usable_length, length)
     if processes.is_first() and is_whole(data):
         dataset.warn_of_changes(data, job.sources)
     elif processes.is_first():

@@ -9,9 +9,9 @@ import pytest
 
 from jaxspec.checkpoint.tokenizer import load_tokenizer
 from jaxspec.train.data import dataset, tokenizer
+from jaxspec.train.data.dataset import Sources
 from jaxspec.train.data.prompts import cut_prompts
 from jaxspec.train.data.records import Conversation, Message
-from jaxspec.train.data.sources import Sources
 from jaxspec.train.data.text import Document, Encoded
 from jaxspec.train.hyperparameters import Recipe
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxspec.train.data import sources, text
+from jaxspec.train.data import records, text
 from jaxspec.train.data.records import Conversation, Message
 from jaxspec.train.data.text import Document, Encoded
 
@@ -41,11 +41,11 @@ def test_held_out_split_is_stable_and_disjoint():
     talk = (Message("user", "hi"), Message("assistant", "hello"))
     names = [f"package/module{i}.py" for i in range(2000)]
     found = [Conversation(name, talk) if i % 2 else Document(name, "x") for i, name in enumerate(names)]
-    kept, held_out = sources.split(found)
+    kept, held_out = records.split(found)
     assert sorted([*kept, *held_out], key=lambda each: each.name) == sorted(found, key=lambda each: each.name)
     assert 30 < len(held_out) < 70
     assert {type(each) for each in held_out} == {Document, Conversation}
-    assert sources.split([*held_out, Document("kept", "x")]) == ([Document("kept", "x")], held_out)
+    assert records.split([*held_out, Document("kept", "x")]) == ([Document("kept", "x")], held_out)
     names = ("shutil.py", "json/decoder.py", "sched.py")
     assert [name for name in names if text.is_held_out(name)] == ["shutil.py", "sched.py"]
 
