@@ -23,7 +23,6 @@ from jaxspec.train.data.encoding import token_counts
 from jaxspec.train.data.text import Windows, take
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import ahead, positions, target_features
 
@@ -61,7 +60,7 @@ def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
         params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)
         noise = jax.random.normal(jax.random.key(0), params["embedding"].shape, jnp.float32)
         return dict_to_module(random, {**params, "embedding": table.std() * noise})
-    begun = copies(module_to_dict(target), {"head.kernel": lm_head_of(target.config), "norm": "norm"})
+    begun = heads.copies(module_to_dict(target), {"head.kernel": heads.lm_head_of(target.config), "norm": "norm"})
     begun["head.kernel"] = begun["head.kernel"][:, random.ids]
     return dict_to_module(random, {**module_to_dict(random), **begun})
 

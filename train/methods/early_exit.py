@@ -29,7 +29,6 @@ from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed, counted_next, cross_entropy
 from jaxspec.train.run.packed import positions
 
@@ -62,7 +61,7 @@ def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyEx
     """The head, initialised with a checkpoint's last layers, final norm and LM head. Nothing else is read."""
     sources = _sources(head, model)
     parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in sources.values()]
-    return dict_to_module(head, copies(parameters.read_arrays(path / "params", parts), sources))
+    return dict_to_module(head, heads.copies(parameters.read_arrays(path / "params", parts), sources))
 
 
 def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
@@ -76,7 +75,7 @@ def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
 
     def source(name: str) -> str:
         if not name.startswith("layers."):
-            return lm_head_of(model) if name == LM_HEAD else name
+            return heads.lm_head_of(model) if name == LM_HEAD else name
         _, number, rest = name.split(".", 2)
         return f"layers.{offset + int(number)}.{rest}"
 

@@ -16,7 +16,6 @@ from jaxspec.model.llama import Llama
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.heads import copies, lm_head_of
 from jaxspec.train.run.losses import Summed
 from jaxspec.train.run.packed import ahead, target_features
 
@@ -35,9 +34,9 @@ def initial(target: Llama, count: int) -> MedusaHeads:
     drafter = Medusa()
     blank = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, heads=count), nnx.Rngs(0)))
     leaves = module_to_dict(blank)
-    lm_heads = {name: lm_head_of(target.config) for name in leaves if name.endswith(".head.kernel")}
+    lm_heads = {name: heads.lm_head_of(target.config) for name in leaves if name.endswith(".head.kernel")}
     zeros = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf in leaves.items() if name not in lm_heads}
-    return dict_to_module(blank, zeros | copies(module_to_dict(target), lm_heads))
+    return dict_to_module(blank, zeros | heads.copies(module_to_dict(target), lm_heads))
 
 
 def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] | None, decay: float) -> Summed:

@@ -10,11 +10,9 @@ from typing import Any
 from jaxspec.host import buckets, processes
 from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
+from jaxspec.host.json_lines import check_same_settings, flat
 
-_FREE = (
-    "out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "mesh", "coordinator", "processes",
-    "process_id",
-)  # fmt: skip
+_FREE = ("out", "run_dir", "cache_features", "evaluate_every", "save_every", "trials", "mesh", "hosts")
 
 _SETTINGS = "settings.json"
 _ENTRIES = {  # all that a run writes
@@ -50,22 +48,13 @@ class Run:
 
 
 def as_typed(name: str, settings: Any, dtype: str) -> dict[str, Any]:
-    """The settings that determine a run's result, by option. A resumed run may change the others (`_FREE`).
+    """The settings that determine a run's result, by option, as JSON values. A resumed run may change the others.
 
     `dtype` is that of the computation, whose default differs between devices.
     """
-
-    def flat(value: Any) -> dict[str, Any]:
-        found = {}
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            if dataclasses.is_dataclass(inner):
-                found |= flat(inner)
-            elif field.name not in _FREE:
-                found[option_name(field.name)] = str(inner) if isinstance(inner, Path) else inner
-        return found
-
-    return {"command": name, **flat(settings), "--dtype": dtype}
+    values = flat(dataclasses.asdict(settings)).items()
+    decisive = {option_name(field): value for field, value in values if field not in _FREE}
+    return json.loads(json.dumps({"command": name, **decisive, "--dtype": dtype}, default=str))
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:
@@ -87,27 +76,19 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
         processes.wait()
         yield run
         return
-    file = folder / _SETTINGS
-    settings = json.loads(json.dumps(settings))
-    unfinished = set(folder.glob(f".{file.name}.*.part"))  # of a run that was killed while it wrote its settings
-    names = _names(folder)
+    file, names = folder / _SETTINGS, _names(folder)
     if names and not file.exists():
         raise ValueError(f"{folder} exists and is not the folder of a run; name another with --run")
-    if names:
-        before = _settings(file)
-        if run.started:
-            _check_same(file, before, settings)
-        elif strange := sorted(names - _ENTRIES):
-            raise ValueError(
-                f"{folder} holds {strange[0]}, which is not of a run; remove it, or name another with --run"
-            )
-    if folder.exists() and not run.started:
+    before = _settings(file) if names else {}
+    if run.started:
+        check_same_settings(folder, before, settings, "another --run")
+    elif strange := sorted(names - _ENTRIES):
+        raise ValueError(f"{folder} holds {strange[0]}, which is not of a run; remove it, or name another with --run")
+    elif folder.exists():
         buckets.remove(folder)  # killed before its first checkpoint, so nothing is lost
     first = not buckets.in_bucket(folder) and not folder.parent.exists()  # as may be `heads` of a checkpoint
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in unfinished:
-            left.unlink(missing_ok=True)
         write_whole(file, json.dumps(settings, indent=2) + "\n")
         processes.wait()
         yield run
@@ -136,15 +117,3 @@ def _settings(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "command" not in found or not all(map(ours, found)):
         raise ValueError(f"{file} is not of a run of jaxspec-train; name another folder with --run")
     return found
-
-
-def _check_same(file: Path, before: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Raises ValueError if the run was started with other settings."""
-    for name in sorted({*settings, *before}):
-        if name == "--dtype" and before.get(name) is None:
-            continue  # an older run, begun with the default of its device
-        if settings.get(name) != before.get(name):
-            raise ValueError(
-                f"the run in {file.parent} was started with {name} {before.get(name)} and not {settings.get(name)}; "
-                "give the same value to resume it, name another folder with --run, or remove it to start again"
-            )

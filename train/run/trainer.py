@@ -1,7 +1,9 @@
 """The training loop of all methods: optimizer, jitted steps, measurements, checkpoints, and bit-exact resume."""
 
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -22,7 +24,6 @@ from jaxspec.train.run.folder import Run
 from jaxspec.train.run.held_out import Measured
 from jaxspec.train.run.log import open_log
 from jaxspec.train.run.losses import Loss, Params, Summed, Sums
-from jaxspec.train.run.resume import open_checkpoints
 
 
 @chex.dataclass(frozen=True)
@@ -63,9 +64,9 @@ def fit(
     state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, state))
     step, alone = make_step(loss, optimizer, recipe), jax.process_count() == 1
     with open_checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
-        state, place = checkpoints.restore(state)
-        if place is not None:
-            data.set_state(place)
+        if checkpoints.latest is not None:
+            state = load(checkpoints, checkpoints.latest, state)
+            data.set_state(checkpoints.metadata().custom_metadata["data"])
         done = int(state.step)
         file, tokens = run.metrics if processes.is_first() else None, recipe.batch_size * packed.tokens.shape[1]
         with open_log(file, done, recipe.steps, tokens) as log:
@@ -86,14 +87,46 @@ def fit(
                 if due:
                     log.flush()  # steps before a checkpoint are never repeated
                     buckets.flush()
-                    checkpoints.save(done, state, data.get_state(), measured)
+                    checkpoints.wait()  # for the one before
+                    place = {"data": data.get_state()}
+                    checkpoints.save_async(done, flat(state), custom_metadata=place, metrics=measured)
                 if due and interrupts.caught:
                     checkpoints.wait()
                     say(f"saved at step {done} of {recipe.steps}; the same command resumes from there")
                     interrupts.release()
         checkpoints.wait()
-        best, measured = checkpoints.best(state)
-        return best.params, measured
+        if not (with_score := [each for each in checkpoints.checkpoints if each.metrics]):
+            return state.params, None
+        best = max(with_score, key=lambda each: (_score(each.metrics), each.step))
+        return load(checkpoints, best, state).params, best.metrics
+
+
+@contextlib.contextmanager
+def open_checkpoints(folder: Path) -> Iterator[Any]:
+    """Orbax's checkpoints in a folder, written while training continues. The last and the best one are kept."""
+    import orbax.checkpoint.experimental.v1 as ocp
+
+    policies: Any = ocp.training.preservation_policies
+    best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
+    keep = policies.AnyPreservationPolicy([policies.LatestN(1), best])
+    place = str(folder.absolute())
+    with ocp.training.Checkpointer(place, preservation_policy=keep, cleanup_tmp_directories=True) as checkpoints:
+        yield checkpoints
+
+
+def _score(metrics: Any) -> float:
+    return metrics["score"]
+
+
+def flat(state: State) -> dict[str, jax.Array]:
+    """The arrays of a state by name, as checkpoints have them."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(state)}
+
+
+def load(checkpoints: Any, step: Any, like: State) -> State:
+    """The state in a checkpoint."""
+    loaded = checkpoints.load(step, names := flat(like))
+    return jax.tree.unflatten(jax.tree.structure(like), [loaded[name] for name in names])
 
 
 @jax.jit

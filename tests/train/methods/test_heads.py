@@ -175,7 +175,7 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "/nowhere"), "there is no readable jaxspec checkpoint at /nowhere"),
         (("eagle", "--target", "builtin"), "a head for the builtin target needs --out"),
         (("eagle", "--target", "TARGET", "--noise", -1), "--noise must not be below 0"),
-        (("eagle", "--target", "TARGET", "--context", 3), "--context must be at least 4"),
+        (("eagle", "--target", "TARGET", "--context", 3), "--context must be from 4 to 256"),
         (("eagle", "--target", "TARGET", "--out", "."), ". has no name of its own; name the output itself"),
         (("eagle", "--target", "TARGET", "--generated-share", 1), "--generated-share must be between 0 and 1, not 1"),
         (("eagle", "--target", "TARGET", "--generated-share", 0.9), "--generated-share has an effect only with --"),
@@ -183,10 +183,10 @@ def test_forward_kl_of_the_target_itself_is_zero():
         (("eagle", "--target", "TARGET", "--strict"), "talk.json#30: its conversations are empty"),
         (("draft-model", "--target", "TARGET", "--layers", 0), "--layers must be at least 1"),
         (("draft-model", "--target", "TARGET", "--hidden-size", 33), "--hidden-size 33 is not a multiple of 8, "),
-        (("eagle", "--target", "TARGET", "--context", 0, "--steps", 1), "--context must be at least 4, not 0"),
+        (("eagle", "--target", "TARGET", "--context", 0, "--steps", 1), "--context must be from 4 to 256 for this tar"),
         (
             ("eagle", "--target", "TARGET", "--context", 999, "--steps", 1),
-            "--context must be at most 256 for this target, not 999",
+            "--context must be from 4 to 256 for this target, not 999",
         ),
     ],
 )
@@ -211,11 +211,11 @@ def test_a_run_is_not_resumed_with_another_dtype_or_target(target, data, tmp_pat
         patch.setattr(loading, "default_dtype", lambda: "bfloat16")
         code, err = command(*given)
         assert code == 2
-        assert "was started with --dtype float32 and not bfloat16; give the same value" in err.splitlines()[-1]
+        assert "other settings (--dtype is float32 there and bfloat16 here); delete it or" in err.splitlines()[-1]
     (ckpt / "config.json").write_text((ckpt / "config.json").read_text() + "\n")
     code, err = command(*given)
     assert code == 2
-    assert "was started with the hash of the target" in err.splitlines()[-1]
+    assert "other settings (the hash of the target is " in err.splitlines()[-1]
 
 
 def test_a_head_of_another_target_is_refused(eagle, tmp_path):

@@ -227,17 +227,13 @@ def test_a_step_is_compiled_once(packed, tmp_path, monkeypatch):
 
 
 def test_a_run_is_of_one_command(packed, tmp_path):
-    """An older run may have no dtype of its own: None, the default of its device."""
-    opened = lambda **options: open_run(tmp_path / "run", {"command": "lm", **options})
-    with opened(**{"--seed": 1, "--dtype": None}) as run:
+    opened = lambda **options: open_run(tmp_path / "run", {"command": "lm", "--seed": 1, **options})
+    with opened() as run:
         fit(lm.loss, model(), None, packed, RECIPE, run)
-    with opened(**{"--seed": 1, "--dtype": "float32"}):
+    with opened():
         pass
-    for other, words in (({"--seed": 2}, "--seed 1 and not 2"), ({"--dtype": "x"}, "--dtype float32 and not x")):
-        with (
-            pytest.raises(ValueError, match=f"started with {words}; give the same"),
-            opened(**{"--seed": 1, "--dtype": "float32", **other}),
-        ):
+    for other, words in (({"--seed": 2}, "--seed is 1 there and 2 here"), ({"command": "x"}, "command is lm ")):
+        with pytest.raises(ValueError, match=f"run belongs to a run with other settings .{words}"), opened(**other):
             pass
 
 
