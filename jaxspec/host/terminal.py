@@ -20,7 +20,8 @@ class Progress:
 
     def __init__(self, title: str, total: int, done: int, draw: Callable | None, form: Callable[[int], str]):
         self.title, self.total, self.done, self.draw, self.form = title, total, done, draw, form
-        self.shown, self.every = time.monotonic(), _SECONDS if draw is None else _FRAME
+        self.began = self.shown = time.monotonic()
+        self.before, self.every = done, _SECONDS if draw is None else _FRAME
 
     def due(self) -> bool:
         """Whether it is time to show the progress again."""
@@ -34,6 +35,12 @@ class Progress:
         self.done += count
         if self.due():
             self.show(self.done)
+
+    def report(self, done: int, said: str = "") -> None:
+        """Shows the progress, with the seconds that are left at the speed so far, if it is `due` or complete."""
+        if self.due() or done == self.total:
+            each = (time.monotonic() - self.began) / max(done - self.before, 1)
+            self.show(done, said, each * (self.total - done))
 
     def show(self, done: int, said: str = "", left: float | None = None) -> None:
         """Shows the number of finished pieces, a remark, and the seconds that are left."""
