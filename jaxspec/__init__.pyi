@@ -40,8 +40,8 @@ from jaxspec.train.hyperparameters import Recipe as Recipe
 from jaxspec.train.options import DataMixture as DataMixture
 from jaxspec.train.options import HeadSettings as HeadSettings
 from jaxspec.train.run.heads import train_head as train_head
-from jaxspec.train.run.losses import Summed as Summed
-from jaxspec.train.run.losses import cross_entropy as cross_entropy
+from jaxspec.train.run.packed import Summed as Summed
+from jaxspec.train.run.packed import cross_entropy as cross_entropy
 from jaxspec.train.run.packed import target_features as target_features
 
 __version__: str

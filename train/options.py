@@ -71,15 +71,6 @@ class HeadSettings:
     recipe: hyper.Recipe
 
 
-def _check_context(context: int | None, ahead: int, what: str) -> None:
-    """Raises ValueError where windows hold no token that is as far ahead as the farthest that `what` predicts."""
-    if context is not None and context <= ahead:
-        raise ValueError(
-            f"--context {context} is too short for {what} predicts the token {ahead} positions ahead, so --context "
-            f"must be at least {ahead + 1}"
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Eagle(HeadSettings):
     """Train an EAGLE head: one decoder layer that predicts the target's next feature.
@@ -125,8 +116,9 @@ class Eagle3(HeadSettings):
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "draft_vocab")
         check_options(self, lambda value: value >= 0, "be at least 0", "window")
-        steps = self.objective.draft_steps
-        _check_context(self.context, steps + 1, f"--draft-steps {steps}: the last step")
+        least = (steps := self.objective.draft_steps) + 2
+        holds = lambda context: context is None or context >= least
+        check_options(self, holds, f"be at least {least} for --draft-steps {steps}", "context")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,7 +236,8 @@ class Medusa(HeadSettings):
     def __post_init__(self) -> None:
         check_options(self, lambda value: value >= 1, "be at least 1", "heads")
         check_options(self, lambda value: 0 < value <= 1, "be above 0 and at most 1", "decay")
-        _check_context(self.context, self.heads + 1, f"{self.heads} heads: the last one")
+        holds = lambda context: context is None or context >= self.heads + 2
+        check_options(self, holds, f"be at least {self.heads + 2} for {self.heads} heads", "context")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -276,15 +269,11 @@ class LayerSkip(HeadSettings):
     def __post_init__(self) -> None:
         check_options(self, lambda value: 0 <= value <= 1, "be from 0 to 1", "attention_share", "mlp_share")
         if self.aggressive and self.skip_set is not None:
-            raise ValueError(
-                "--aggressive selects a set from the trials of a search, and --set names a set: give only one of them"
-            )
+            raise ValueError("--aggressive selects a set from the trials of a search, and --set names one: give one")
         if not self.aggressive:
             check_defaults(self, "--aggressive", "search", "attention_share", "mlp_share")
         if self.cache_features is not None:
-            raise ValueError(
-                "--cache-features stores only the target's last features, but layer skipping reads all layers: omit it"
-            )
+            raise ValueError("--cache-features stores only the target's last features, and this head reads all layers")
 
 
 @dataclasses.dataclass(frozen=True)

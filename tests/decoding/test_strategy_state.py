@@ -19,7 +19,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import Method, parse_method
-from jaxspec.train.methods.acceptance_labels import Recorder
+from jaxspec.train.methods.acceptance_predictor import Recorder
 from tests.lossless.combinations import BUILDERS
 from tests.lossless.harness import models, requests, speculation, start, weights
 
@@ -89,9 +89,10 @@ def test_with_64_bit_types(method: Method, everything: Models):
             assert wide == [], when
 
 
-def test_the_recorder_of_acceptance_labels(everything: Models):
+def test_the_recorder_of_labels(everything: Models):
     inner = Models(target=everything.target, draft=everything.draft[EarlyExit])
-    recorder = Recorder(LENGTH, *[everything.target.config.hidden_size] * 2, "float32")
+    width = everything.target.config.hidden_size
+    recorder = Recorder(LENGTH, width, width, "float32")
     spec = speculation(Method(EarlyExit(), Chain(LENGTH), recorder), greedy=True)
     for when, state in seen(spec, inner).items():
         assert strays(state.controller) == [], when

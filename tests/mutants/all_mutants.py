@@ -56,7 +56,7 @@ TESTS = {  # besides the test file of the same name
         "tests/controllers/test_beta_ts.py",
         "tests/controllers/test_length_ts.py",
     ),
-    "train/methods/skip_trial.py": ("tests/train/methods/test_skip_search.py",),
+    "train/methods/skip_search.py": ("tests/train/methods/test_skip_search.py",),
     "convert/folders.py": ("tests/convert/test_refusals.py",),
     "convert/transfer.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),

@@ -10,7 +10,6 @@ import grain
 import numpy as np
 
 from jaxspec.engine.chat_format import ChatFormat
-from jaxspec.host.atomic import staged
 from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
 from jaxspec.train.data import records
@@ -56,9 +55,7 @@ def warn_of_changes(place: Path, sources: Sources) -> None:
     """Prints a warning if the text packed in `place` was made from other sources than these."""
     text = place / _SOURCES
     if text.exists() and text.read_text(encoding="ascii") != _sha256(sources):
-        say(
-            f"warning: the text has changed since this run began, which continues with the text packed then, in {place}"
-        )
+        say(f"warning: the text has changed since this run began, which continues with the old text, in {place}")
 
 
 def _sha256(sources: Sources) -> str:
@@ -128,10 +125,10 @@ def load(place: Path) -> tuple[Windows, Windows | None]:
 
 
 def write(folder: Path, packed: Windows) -> None:
-    with staged(folder, sum(getattr(packed, name).nbytes for name in _FIELDS)) as place:
-        for name in _FIELDS:
-            with (place / f"{name}.npy").open("wb") as file:
-                np.save(file, getattr(packed, name))
+    folder.mkdir()
+    for name in _FIELDS:
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.save(file, getattr(packed, name))
 
 
 def read(folder: Path) -> Windows:

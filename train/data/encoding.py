@@ -31,13 +31,8 @@ def encode(
     the assistant's turns count, with their end-of-turn tokens. If the template rewrites earlier turns, it becomes
     several texts, which stderr reports (see `chat.render`).
 
-    Args:
-        strict: raise an error for a conversation that the chat template cannot format. Otherwise it is skipped and
-            named on stderr.
-
-    Raises:
-        ValueError: there are conversations, and the tokenizer does not support them, or the chat template does not read
-            an argument, or can format none of them, or not all and `strict` is set.
+    Raises ValueError if there are conversations, and the tokenizer does not support them, or the chat template does not
+    read an argument, or can format none of them, or with `strict` not all; otherwise stderr names those left out.
     """
     if any(isinstance(each, Conversation) for each in found):
         if not tokenizer.chat_template:

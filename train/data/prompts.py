@@ -1,13 +1,14 @@
 """Prompts that a target continues: from a file, or from open data: cut from text, or first turns of conversations."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
+from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
@@ -60,8 +61,13 @@ def load_prompts(
         found: list[Any] = cut_prompts(records.read(data.data, data.strict), model.tokenizer, count, length, seed)
     else:
         found = [question.turns[0] for question in read_questions(file, count)]
-    encoded = encode(found, model, chat, data.format)
-    check_room(encoded, model.config.model.usable_length)
+    encoded, room = encode(found, model, chat, data.format), model.config.model.usable_length
+    for i, prompt in enumerate(encoded):
+        if len(prompt) >= room:
+            raise ValueError(
+                f"prompt {i} has {len(prompt)} tokens and the model has {room} positions, so there is no room for new "
+                "tokens; shorten the prompt, or lower --prompt-tokens"
+            )
     messages = [(*system_of(data.format), Message(USER, text)) if chat else () for text in found]
     return list(map(Prompt, encoded, messages))
 
@@ -72,11 +78,26 @@ def system_of(chat_format: ChatFormat) -> tuple[Message, ...]:
 
 
 def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[Prompt]:
+    """`count` first turns that leave room for a token, or all there are."""
     kept, _ = records.split(records.read(data.data, data.strict))
     conversations = [each for each in kept if isinstance(each, Conversation)]
-    order = np.random.default_rng(seed).permutation(len(conversations))
-    fitting = _fitting((conversations[number] for number in order), model, data.format, count)
-    if not (found := usable(fitting, data.strict)):
+    order, results, fitting = np.random.default_rng(seed).permutation(len(conversations)), list[Any](), 0
+    for conversation in (conversations[number] for number in order):
+        if fitting == count:
+            break
+        begin = conversation.messages[: [message.role for message in conversation.messages].index(ASSISTANT)]
+        try:
+            (tokens,) = encode([[dataclasses.asdict(message) for message in begin]], model, True, data.format)
+        except ValueError as error:
+            if error.__cause__ is None:  # not raised by the template, so it is about the whole run
+                raise
+            reason = f"the chat template does not take it: {' '.join(str(error.__cause__).split())}"
+            results.append(BadRecord(conversation.name, reason))
+            continue
+        if len(tokens) < model.config.model.usable_length:
+            results.append(Prompt(tokens, (*system_of(data.format), *begin)))
+            fitting += 1
+    if not (found := usable(results, data.strict)):
         raise ValueError(
             f"--chat takes the first turns of conversations, and {data.data} has none that fit; leave --chat out for "
             "plain text"
@@ -84,34 +105,9 @@ def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[P
     return found
 
 
-def _fitting(
-    conversations: Iterable[Conversation], model: Checkpoint, chat_format: ChatFormat, count: int
-) -> Iterator[Prompt | BadRecord]:
-    """The first `count` first turns that leave room for a token, and the conversations before that cannot be used."""
-    for each in conversations:
-        begin = each.messages[: [message.role for message in each.messages].index(ASSISTANT)]
-        try:
-            (tokens,) = encode([[dataclasses.asdict(message) for message in begin]], model, True, chat_format)
-        except ValueError as error:
-            if error.__cause__ is None:  # not raised by the template, so it is about the whole run
-                raise
-            yield BadRecord(each.name, f"the chat template does not take it: {' '.join(str(error.__cause__).split())}")
-            continue
-        if len(tokens) < model.config.model.usable_length:
-            yield Prompt(tokens, (*system_of(chat_format), *begin))
-            count -= 1
-        if not count:
-            return
-
-
-def check_room(prompts: Sequence[list[int]], room: int) -> None:
-    """Raises ValueError for a prompt that leaves no room for a new token in `room` positions."""
-    for i, prompt in enumerate(prompts):
-        if len(prompt) >= room:
-            raise ValueError(
-                f"prompt {i} has {len(prompt)} tokens and the model has {room} positions, so there is no room for new "
-                "tokens; shorten the prompt, or lower --prompt-tokens"
-            )
+def hash_of(prompts: Sequence[Prompt | Request]) -> dict[str, str]:
+    """What a run depends on beside its settings: its prompts."""
+    return {"the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts])}
 
 
 def greedy_requests(model: Checkpoint, settings: Calibrator | SkipSearch, file: Path | None = None) -> list[Request]:

@@ -73,10 +73,10 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> Texts:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    `stdlib` stands for Python's standard library.
-    If `path` is a `.json`, `.jsonl` or `.ndjson` file, it holds records. In a folder, such a file holds records if it
-    contains an object with a record's key. Otherwise it is a bad record itself; but a `.json` file that holds neither
-    several objects nor lists of messages is plain text, like all other files. Raises as `usable`.
+    The path `stdlib` stands for Python's standard library. A `.json`, `.jsonl` or `.ndjson` file holds records. In a
+    folder, such a file holds records if it contains an object with a record's key. Otherwise it is a bad record itself;
+    but a `.json` file that holds neither several objects nor lists of messages is plain text, like all other files.
+    Raises as `usable`.
     """
     if str(path) == STDLIB:
         return standard_library()

@@ -61,7 +61,7 @@ class Screen:
         found = grams(own)
         if not (line["messages"][-1]["content"] if "messages" in line else line["text"]).strip():
             return {LEFT_OUT: "empty"}  # which training refuses
-        if self._is_excluded(whole):
+        if any(not self.excluded.isdisjoint(grams(words, length)) for words in whole for length in self._lengths):
             return {LEFT_OUT: "near an excluded question"}
         if not self.repeats and found and sum(each not in self.seen for each in found) < FRESH * len(found):
             return {LEFT_OUT: "repeating other texts"}
@@ -70,9 +70,6 @@ class Screen:
         self.texts, self.looping, self.total = self.texts + 1, self.looping + looping, self.total + len(found)
         self.seen.update(found)
         return line
-
-    def _is_excluded(self, texts: Sequence[Sequence[str]]) -> bool:
-        return any(not self.excluded.isdisjoint(grams(words, length)) for words in texts for length in self._lengths)
 
     @functools.cached_property
     def _lengths(self) -> set[int]:

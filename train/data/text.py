@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import chex
 import jax
@@ -25,6 +25,7 @@ HELD_OUT = 40  # one name in this many is held out
 _SHOWN = 3  # most names in a message
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
+T = TypeVar("T")
 Array = np.ndarray | jax.Array
 
 
@@ -47,22 +48,14 @@ class Encoded:
 
 @chex.dataclass(frozen=True)
 class Windows:
-    """Packed tokens: B windows of T tokens.
-
-    Attributes:
-        segment: number of each token's document.
-        counted: whether the prediction of each token counts in the loss.
-        index: number of each window among all; None if they do not come from `dataset.batches`.
-        features: the target's features, if they are cached; None: to be computed.
-        taps: with `features`, the inputs of the target's layers that the drafter reads.
-    """
+    """Packed tokens: B windows of T tokens."""
 
     tokens: Int[Array, "B T"]
-    segment: Int[Array, "B T"]
-    counted: Bool[Array, "B T"]
-    index: Int[Array, " B"] | None = None
-    features: Float[Array, "B T D"] | None = None
-    taps: tuple[Float[Array, "B T D"], ...] = ()
+    segment: Int[Array, "B T"]  # number of each token's document
+    counted: Bool[Array, "B T"]  # whether the prediction of each token counts in the loss
+    index: Int[Array, " B"] | None = None  # number of each window among all, from `dataset.batches`
+    features: Float[Array, "B T D"] | None = None  # the target's features, if they are cached; None: to be computed
+    taps: tuple[Float[Array, "B T D"], ...] = ()  # with `features`, the inputs of the layers that the drafter reads
 
 
 def documents(folder: Path, pattern: str = "*", without: Collection[str] = ()) -> list[Document]:
@@ -134,10 +127,11 @@ def windows(encoded: Sequence[Encoded], length: int, fill: int) -> Windows:
     )
 
 
-def join(packed: Sequence[Any]) -> Any:
+def join(parts: Sequence[T]) -> T:
     """Pytrees of arrays as one, joined along the first axis."""
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *packed)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
-def take(packed: Windows, rows: np.ndarray | slice) -> Windows:
-    return jax.tree.map(lambda array: array[rows], packed)
+def take(arrays: T, rows: np.ndarray | slice) -> T:
+    """These rows of a pytree of arrays."""
+    return jax.tree.map(lambda array: array[rows], arrays)

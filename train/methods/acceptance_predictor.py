@@ -1,32 +1,41 @@
-"""`jaxspec-train calibrator`: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)"""
+"""`jaxspec-train calibrator`: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)
 
-from typing import Any
+The labels come from greedy decoding with chains of fixed length. Each round gives the comparisons that verification
+really made, up to the first rejected draft. A controller records the hidden states, those that Cali-TS receives.
+"""
 
+import dataclasses
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, final
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.builders.chain import Chain
-from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
 from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, draft_width
+from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.request import Request
+from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head
-from jaxspec.host.atomic import staged_by_all
+from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
-from jaxspec.host.processes import split_over_hosts
-from jaxspec.host.terminal import say
+from jaxspec.host.processes import broadcast_from_first, fetch, is_first, split_over_hosts, wait
+from jaxspec.host.terminal import progress, say
 from jaxspec.methods.method import Method
-from jaxspec.train.data.prompts import greedy_requests, load_with_tokenizer
-from jaxspec.train.data.text import join
+from jaxspec.train.data.prompts import greedy_requests, hash_of, load_with_tokenizer
+from jaxspec.train.data.text import join, take
 from jaxspec.train.decoding_options import Calibrator
-from jaxspec.train.methods.acceptance_labels import Labels, Recorder, collect
-from jaxspec.train.run.folder import as_typed, open_run, run_folder
-from jaxspec.train.run.heads import default_out, hashes
+from jaxspec.train.run.folder import as_typed, default_out, hashes, open_run, run_folder
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
@@ -48,14 +57,13 @@ def train(settings: Calibrator) -> AcceptancePredictor:
     narrow = draft_width(drafter, Models(target=model.target, draft=weights))
     recorder = Recorder(length, model.config.model.hidden_size, narrow, dtype=model.target.dtype.name)
     engine = Engine(model, Method(drafter, Chain(length), recorder), draft=weights)
-    prompts = fingerprint([np.array(request.tokens, np.int32) for request in requests])
-    decided = hashes(model.path, settings.head) | {"the hash of the prompts": prompts}
+    decided = hashes(model.path, settings.head) | hash_of(requests)
     typed = as_typed("calibrator", settings, model.target.dtype.name) | decided
     with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
-        found = list(collect(engine, requests, settings.batch_size, run.labels))
-        held_out = found[::HELD_OUT] if len(found) > 1 else found
-        kept = [part for i, part in enumerate(found) if i % HELD_OUT] or found
-        trained, measured = fit(join(kept), join(held_out), settings)
+        labels = collect(engine, requests, settings.batch_size, run.labels)
+        held_out = np.asarray(labels.text) % HELD_OUT == 0
+        kept = ~held_out if len(requests) > 1 else held_out
+        trained, measured = fit(take(labels, kept), take(labels, held_out), settings)
         dtype = settings.save_dtype
         shape = {"target_hidden": recorder.target_hidden, "draft_hidden": narrow, "inputs": trained.inputs}
         with deferred():
@@ -67,6 +75,113 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         f"prediction of their acceptance rate ({measured['share']:.2f}) has {measured['base']:.3f}"
     )
     return trained
+
+
+@chex.dataclass(frozen=True)
+class Recording:
+    """The inputs of the predictor in the last round, and that round's result."""
+
+    target_hidden: Float[Array, "B D"]  # the target's feature at the last verified position
+    draft_hidden: Float[Array, "B levels E"]  # the hidden state from which each level's token was drafted
+    log_top: Float[Array, "B levels"]  # log of the largest probability in that token's distribution
+    committed: Int[Array, " B"]  # tokens of the round with the bonus token; 0: the row had ended
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Recorder(Controller):
+    """Drafts chains of `levels` to their end and records each round. The hidden states have these widths."""
+
+    name: ClassVar[str] = "recorder"
+    stops: ClassVar[bool] = False
+    levels: int
+    target_hidden: int
+    draft_hidden: int
+    dtype: str  # of the hidden states
+
+    def init(self, batch: int) -> Recording:
+        return Recording(
+            target_hidden=jnp.zeros((batch, self.target_hidden), self.dtype),
+            draft_hidden=jnp.zeros((batch, self.levels, self.draft_hidden), self.dtype),
+            log_top=jnp.zeros((batch, self.levels), jnp.float32),
+            committed=jnp.zeros(batch, jnp.int32),
+        )
+
+    def on_level(self, state: Recording, signals: DraftSignals) -> Recording:
+        assert signals.draft_hidden is not None, "a drafter without hidden states has no predictor"
+        level, drafted = signals.level - 1, signals.draft_hidden.astype(self.dtype)
+        log_top = jnp.log(jnp.maximum(signals.top_prob, jnp.finfo(jnp.float32).tiny))  # as `CaliTS` has it
+        return dataclasses.replace(
+            state,
+            target_hidden=signals.target_hidden.astype(self.dtype),
+            draft_hidden=state.draft_hidden.at[:, level].set(drafted),
+            log_top=state.log_top.at[:, level].set(log_top),
+        )
+
+    def keep_drafting(
+        self, models: Models, keys: Key[Array, " B"], state: Recording, signals: DraftSignals
+    ) -> Bool[Array, " B"]:
+        return jnp.ones(signals.top_prob.shape, bool)
+
+    def update(self, state: Recording, counts: RoundCounts) -> Recording:
+        return dataclasses.replace(state, committed=jnp.asarray(counts.committed))
+
+
+@chex.dataclass(frozen=True)
+class Labels:
+    """Inputs and labels of the predictor, from R rounds."""
+
+    text: Int[Array | np.ndarray, " R"]  # index of the text
+    target_hidden: Float[Array | np.ndarray, "R D"]  # the target's feature at the last verified position
+    draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state from which each token was drafted
+    log_top: Float[Array | np.ndarray, "R levels"]  # log of the largest probability in each token's distribution
+    accepted: Bool[Array | np.ndarray, "R levels"]  # whether the target accepted the token
+    compared: Bool[Array | np.ndarray, "R levels"]  # whether the target judged the token: all before it were accepted
+
+
+def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder: Path) -> Labels:
+    """The labels of all texts, decoded greedily with a `Recorder`.
+
+    The folder stores those of each batch, so that a killed run resumes. The first process writes, all read.
+    """
+    if is_first():
+        folder.mkdir(exist_ok=True)
+    there, parts = broadcast_from_first(lambda: [file.name for file in folder.glob("*.npz")]), list[Labels]()
+    before = min(len(there) * batch_size, len(requests))
+    with progress("text", len(requests), before) as shown:
+        for first in range(0, len(requests), batch_size):
+            some = requests[first : first + batch_size]
+            file = folder / f"{first:08d}.npz"
+            if file.name not in there:
+                labels = labels_of(engine, some)
+                if is_first():
+                    np.savez(content := io.BytesIO(), **vars(dataclasses.replace(labels, text=labels.text + first)))
+                    write_whole(file, content.getvalue())
+                wait()
+                shown.report(first + len(some))
+            with np.load(io.BytesIO(file.read_bytes())) as stored:
+                parts.append(Labels(**stored))
+    return join(parts)
+
+
+def labels_of(engine: Engine, requests: Sequence[Request]) -> Labels:
+    """Decodes a batch. The last round of a text is left out, because the end of the text may have cut it short."""
+    session, rounds = engine.session(requests), list[Recording]()
+    while not (rounds and session.finished):  # texts may end with their first token, before any round
+        session.advance(rounds=1)
+        rounds.append(fetch(session.state.controller))
+    found: Recording = jax.tree.map(lambda *each: np.stack(each, axis=1), *rounds)
+    whole = np.arange(len(rounds)) < (found.committed > 0).sum(axis=1, keepdims=True) - 1
+    kept: Recording = jax.tree.map(lambda array: array[whole], found)
+    accepted, level = kept.committed[:, None] - 1, np.arange(kept.log_top.shape[1])  # all but the bonus token
+    return Labels(
+        text=np.nonzero(whole)[0],
+        target_hidden=kept.target_hidden.astype(np.float32),
+        draft_hidden=kept.draft_hidden.astype(np.float32),
+        log_top=kept.log_top,
+        accepted=level < accepted,
+        compared=level <= accepted,
+    )
 
 
 def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[AcceptancePredictor, dict[str, float]]:

@@ -25,8 +25,7 @@ from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import DflashObjective
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed, divergence
-from jaxspec.train.run.packed import ahead, positions, target_features
+from jaxspec.train.run.packed import Summed, ahead, divergence, positions, target_features
 
 TEXT_SHARE = 0.1  # DSpark's weight of the text's cross-entropy beside the L1 distance
 _ROWS = 512  # tokens of blocks in each window whose logits are held at once
@@ -72,15 +71,12 @@ def loss(
     distributions, which is the acceptance rate of a sampled draft.
 
     `alpha_k` is the head's accuracy at distance k + 1 from the anchor: the share of tokens that are its first choice.
-
-    Args:
-        key: draws the anchors; None: they are spread evenly.
+    The key draws the anchors; without one they are spread evenly.
     """
     features, taps = target_features(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
-    counted, count_levels = jnp.asarray(batch.counted), head.options.levels
-    context = head.context(taps, positions(segment))
-    levels, pick = jnp.arange(1, count_levels + 1), jax.vmap(lambda row, places: row[places])
+    counted, context = jnp.asarray(batch.counted), head.context(taps, positions(segment))
+    levels, pick = jnp.arange(1, head.options.levels + 1), jax.vmap(lambda row, places: row[places])
     compares = objective.goal != "cross-entropy" or head.confidence is not None
 
     @jax.checkpoint  # otherwise the logits of all blocks are kept for the gradient
@@ -115,13 +111,8 @@ def loss(
         number = lambda which: which.sum((0, 1), jnp.int32)
         return (weight * lost).sum(), counts.astype(jnp.float32), number(right), number(valid)
 
-    def add(sums: tuple[Array, ...], blocks: Blocks) -> tuple[tuple[Array, ...], None]:
-        return jax.tree.map(jnp.add, sums, of_chunk(blocks)), None
-
-    of_levels = jnp.zeros(count_levels, jnp.int32)
-    zeros = jnp.float32(0), jnp.float32(0), of_levels, of_levels
     chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // head.options.block))
-    (total, count, right, rows), _ = jax.lax.scan(add, zeros, chunks)
+    total, count, right, rows = (of_chunks.sum(axis=0) for of_chunks in jax.lax.map(of_chunk, chunks))
     alphas = {f"alpha_{k}": found for k, found in enumerate(right.astype(jnp.float32))}
     shared = {f"alpha_{k}/rows": found for k, found in enumerate(rows.astype(jnp.float32))}
     return total, {"count": count, **alphas, **shared}

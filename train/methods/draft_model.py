@@ -16,8 +16,7 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Distillation
 from jaxspec.train.methods import lm
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import hidden_states, target_features
+from jaxspec.train.run.packed import Summed, distil, hidden_states, target_features
 
 
 def train(settings: options.DraftModel) -> Llama:
@@ -30,21 +29,14 @@ def train(settings: options.DraftModel) -> Llama:
         target = job.target.config.model
         shape = drafter.head_for(target, layers=settings.layers)
         if settings.hidden_size is not None:
-            if settings.hidden_size < 1 or settings.hidden_size % target.head_dim:
-                raise ValueError(
-                    f"--hidden-size {settings.hidden_size} is not a multiple of {target.head_dim}, the width of the "
-                    "target's attention heads"
-                )
             sizes = target.vocab_size, settings.layers, settings.hidden_size, target.head_dim, target.max_length
             small = dataclasses.replace(lm.shape(*sizes), rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
         model = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)
         if shape.model.hidden_size == target.hidden_size:
             say("embedding, final norm and LM head start from the target's")
-            sources = {"embedding": "embedding", "norm": "norm", LM_HEAD: heads.lm_head_of(target)}
-            there = module_to_dict(model)  # without an LM head if it is tied
-            shared = {name: source for name, source in sources.items() if name in there}
-            model = heads.started(model, job.target.target, shared)
+            shared = module_to_dict(model).keys() & {"embedding", "norm", LM_HEAD}  # no LM head if it is tied
+            model = heads.started(model, job.target.target, {name: name for name in shared})
         config = dataclasses.replace(
             job.target.config, model=shape.model, quantize=None, chat_args=job.sources.chat_args,
             dtype=settings.save_dtype, source_dtype=settings.save_dtype, source_format="jaxspec",

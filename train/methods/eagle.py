@@ -1,6 +1,4 @@
-"""EAGLE's training (arXiv:2401.15077, §4): regression of the target's next feature, and cross-entropy with its next
-token.
-"""
+"""EAGLE's training (arXiv:2401.15077, §4): regression of the target's next feature, and cross-entropy."""
 
 from functools import partial
 
@@ -17,8 +15,7 @@ from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import EagleObjective
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import positions, target_features
+from jaxspec.train.run.packed import Summed, positions, target_features
 
 
 def train(settings: options.Eagle) -> EagleHead:

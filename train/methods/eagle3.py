@@ -17,14 +17,14 @@ from jaxspec.drafters import draft_vocabulary
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
 from jaxspec.model.attention import over_steps
 from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import LM_HEAD
 from jaxspec.model.rope import rotary
 from jaxspec.train import options
 from jaxspec.train.data.encoding import token_counts
 from jaxspec.train.data.text import Windows, take
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import ahead, positions, target_features
+from jaxspec.train.run.packed import Summed, ahead, positions, target_features
 
 _ROWS = 4096  # windows that are read at once to count tokens
 
@@ -60,8 +60,8 @@ def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
         params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)
         noise = jax.random.normal(jax.random.key(0), params["embedding"].shape, jnp.float32)
         return dict_to_module(random, {**params, "embedding": table.std() * noise})
-    begun = heads.copies(module_to_dict(target), {"head.kernel": heads.lm_head_of(target.config), "norm": "norm"})
-    begun["head.kernel"] = begun["head.kernel"][:, random.ids]
+    begun = heads.copies(module_to_dict(target), {LM_HEAD: LM_HEAD, "norm": "norm"})
+    begun[LM_HEAD] = begun[LM_HEAD][:, random.ids]
     return dict_to_module(random, {**module_to_dict(random), **begun})
 
 

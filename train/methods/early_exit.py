@@ -4,6 +4,7 @@ Only the first layers and the exit are loaded and run, so a step costs much less
 """
 
 import dataclasses
+import re
 from functools import partial
 from pathlib import Path
 
@@ -23,14 +24,13 @@ from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
 from jaxspec.model.attention import over_documents
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama, run_layers
-from jaxspec.model.quantization import LM_HEAD, is_quantized, whole_name
+from jaxspec.model.quantization import is_quantized, whole_name
 from jaxspec.model.rope import rotary
 from jaxspec.model.sharding import move, place, split_mesh
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed, counted_next, cross_entropy
-from jaxspec.train.run.packed import positions
+from jaxspec.train.run.packed import Summed, counted_next, cross_entropy, positions
 
 
 def train(settings: options.EarlyExit) -> EarlyExitHead:
@@ -60,7 +60,8 @@ def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dty
 def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
     """The head, initialised with a checkpoint's last layers, final norm and LM head. Nothing else is read."""
     sources = _sources(head, model)
-    parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in sources.values()]
+    wanted = {*sources.values()} | ({"embedding"} if model.tie_embeddings else set())
+    parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in wanted]
     return dict_to_module(head, heads.copies(parameters.read_arrays(path / "params", parts), sources))
 
 
@@ -72,22 +73,14 @@ def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
     """The target's parameter that initialises each parameter of the head."""
     offset = model.num_layers - len(head.layers)
-
-    def source(name: str) -> str:
-        if not name.startswith("layers."):
-            return heads.lm_head_of(model) if name == LM_HEAD else name
-        _, number, rest = name.split(".", 2)
-        return f"layers.{offset + int(number)}.{rest}"
-
-    return {name: source(name) for name in module_to_dict(head)}
+    moved = lambda found: f"layers.{int(found[1]) + offset}."
+    return {name: re.sub(r"^layers\.(\d+)\.", moved, name) for name in module_to_dict(head)}
 
 
 def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:
     """A checkpoint with only the target's embedding and its `first` layers (None: the default number).
 
-    Raises:
-        ValueError: the target has too few layers.
-        CheckpointError: there is no such checkpoint, or it is damaged.
+    Raises ValueError if the target has too few layers; CheckpointError if there is none, or it is damaged.
     """
     folder = locate(path)
     config = config_json.read_config(folder)

@@ -23,8 +23,7 @@ from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import positions, target_features
+from jaxspec.train.run.packed import Summed, distil, positions, target_features
 
 
 def train(settings: options.Edd) -> EddHead:

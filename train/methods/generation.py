@@ -10,9 +10,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.stop_strings import text_of
@@ -21,11 +18,11 @@ from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.train.data import self_prompts
-from jaxspec.train.data.prompts import Prompt, load_prompts, load_with_tokenizer
+from jaxspec.train.data.prompts import Prompt, hash_of, load_prompts, load_with_tokenizer
 from jaxspec.train.data.records import ASSISTANT, Message
 from jaxspec.train.data.screening import LEFT_OUT, Screen, of_questions
 from jaxspec.train.decoding_options import Generate
-from jaxspec.train.run.folder import as_typed
+from jaxspec.train.run.folder import as_typed, hashes
 
 BATCHES = 4  # batches of texts in one call: a new text takes the row of a finished one
 
@@ -58,8 +55,8 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
     decided = {
         **as_typed("generate", settings, engine.model.target.dtype.name),
         "--method": str(engine.named),
-        "the hash of the target": fingerprint(engine.model.target),
-        "the hash of the prompts": fingerprint([np.array(prompt.tokens, np.int32) for prompt in prompts]),
+        **hashes(engine.model.path),
+        **hash_of(prompts),
     }
     log = LineLog(out.with_name(out.name + ".part"), "what a killed `generate` left", "another OUT")
     lines = broadcast_from_first(lambda: log.resume(decided, size))  # so batches are those of an uninterrupted run
@@ -81,9 +78,7 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
                 log.append(made)
             lines += made
             tokens += sum(map(len, texts))
-            if line.due() or len(lines) == total:
-                rate = (len(lines) - before) / (seconds := time.monotonic() - began)
-                line.show(len(lines), f"{tokens / seconds:,.0f} tokens/s", (total - len(lines)) / rate)
+            line.report(len(lines), f"{tokens / (time.monotonic() - began):,.0f} tokens/s")
     kept, about = [line for line in lines if LEFT_OUT not in line], screen.summary(lines)
     if not kept:
         raise ValueError(f"no text is left to write into {out}: {about}")

@@ -27,11 +27,10 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods.edd import draw_rounds
 from jaxspec.train.methods.skip_search import read_skip_set, read_trials, write_skip_set
-from jaxspec.train.methods.skip_trial import Trial
+from jaxspec.train.methods.skip_suggestion import Trial
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
-from jaxspec.train.run.losses import Summed, distil
-from jaxspec.train.run.packed import positions, read
+from jaxspec.train.run.packed import Summed, distil, positions, read
 
 
 def train(settings: options.LayerSkip) -> KeptBlocks:

@@ -28,8 +28,7 @@ from jaxspec.train.options import Lm
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
 from jaxspec.train.run.held_out import measurement
 from jaxspec.train.run.log import draw_figure
-from jaxspec.train.run.losses import Summed, cross_entropy
-from jaxspec.train.run.packed import hidden_states
+from jaxspec.train.run.packed import Summed, cross_entropy, hidden_states
 from jaxspec.train.run.trainer import fit
 
 
@@ -40,7 +39,7 @@ def shape(
     if context < 2:
         raise ValueError(f"--context must be at least 2, one token to read and one to predict, not {context}")
     if head_dim < 1 or hidden_size < 1 or hidden_size % head_dim:
-        raise ValueError(f"--hidden-size {hidden_size} is not a multiple of --head-dim {head_dim}")
+        raise ValueError(f"--hidden-size {hidden_size} is not a multiple of {head_dim}, the width of an attention head")
     return LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,

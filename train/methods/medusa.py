@@ -1,6 +1,4 @@
-"""Medusa-1's training (arXiv:2401.10774, §2.2.1): with a frozen target, each head learns to predict one token further
-ahead.
-"""
+"""Medusa-1's training (arXiv:2401.10774, §2.2.1): each head learns to predict one token further ahead."""
 
 from functools import partial
 
@@ -8,16 +6,16 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.drafters.medusa import Medusa, MedusaHead, MedusaHeads
+from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.model.llama import Llama
+from jaxspec.model.quantization import LM_HEAD
 from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.run import heads
-from jaxspec.train.run.losses import Summed
-from jaxspec.train.run.packed import ahead, target_features
+from jaxspec.train.run.packed import Summed, ahead, target_features
 
 
 def train(settings: options.Medusa) -> MedusaHeads:
@@ -34,7 +32,7 @@ def initial(target: Llama, count: int) -> MedusaHeads:
     drafter = Medusa()
     blank = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, heads=count), nnx.Rngs(0)))
     leaves = module_to_dict(blank)
-    lm_heads = {name: heads.lm_head_of(target.config) for name in leaves if name.endswith(".head.kernel")}
+    lm_heads = {name: LM_HEAD for name in leaves if name.endswith(".head.kernel")}
     zeros = {name: jnp.zeros(leaf.shape, jnp.float32) for name, leaf in leaves.items() if name not in lm_heads}
     return dict_to_module(blank, zeros | heads.copies(module_to_dict(target), lm_heads))
 
@@ -59,9 +57,15 @@ def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] 
         return jnp.moveaxis(padded.reshape(len(x), count, -1, *x.shape[2:]), 1, 0)
 
     def block(part: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        """The summed cross-entropy of each head, and the number of positions where its argmax is the text's token."""
         features, goal, valid = part
-        each = [of_head(head, features, goal[..., k], valid[..., k]) for k, head in enumerate(model.heads)]
-        return jax.tree.map(lambda *heads: jnp.stack(heads), *each)
+        lost, right = [], []
+        for k, head in enumerate(model.heads):
+            logits, _ = head(features)
+            each = optax.softmax_cross_entropy_with_integer_labels(logits, goal[..., k])
+            lost.append((each * valid[..., k]).sum())
+            right.append(((logits.argmax(-1) == goal[..., k]) & valid[..., k]).sum().astype(jnp.float32))
+        return jnp.stack(lost), jnp.stack(right)
 
     lost, right = jax.lax.map(jax.checkpoint(block), (cut(features), cut(goal), cut(valid)))
     total = lost.sum(axis=0) @ decay ** jnp.arange(count)
@@ -77,13 +81,3 @@ def goals(batch: Windows, count: int) -> tuple[Int[Array, "B T heads"], Bool[Arr
     of_heads = lambda x, otherwise=0: jnp.stack([ahead(x, k + 2, otherwise) for k in range(count)], axis=-1)
     same = of_heads(segment, -1) == segment[..., None]
     return of_heads(jnp.asarray(batch.tokens)), of_heads(jnp.asarray(batch.counted)) & same
-
-
-def of_head(
-    head: MedusaHead, features: Float[Array, "B T D"], goal: Int[Array, "B T"], valid: Bool[Array, "B T"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Summed cross-entropy of a head, and the number of positions where its argmax is the text's token."""
-    logits, _ = head(features)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, goal)
-    right = (logits.argmax(-1) == goal) & valid
-    return (each * valid).sum(), right.sum().astype(jnp.float32)

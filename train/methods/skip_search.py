@@ -1,9 +1,10 @@
 """The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C).
 
-On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
+A trial of a set measures its time per verified token relative to plain decoding (Eq. 1). The set is traced, so one
+compiled loop serves all sets. On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
 """
 
-import time
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,27 +13,33 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.heads import write_config
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.drafter import HeadShape
+from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of, skip
+from jaxspec.engine.engine import Engine
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import head_config, read_shape
+from jaxspec.engine.statistics import ratio, statistics_of
+from jaxspec.evaluate import piece_times
+from jaxspec.evaluate.cost_model import PieceCosts, run_costs
+from jaxspec.evaluate.runner import warm
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
-from jaxspec.host.processes import broadcast_from_first, is_first
+from jaxspec.host.processes import broadcast_from_first, is_first, largest
 from jaxspec.host.terminal import progress, say
-from jaxspec.methods.method import parse_method
-from jaxspec.train.data.prompts import greedy_requests, load_with_tokenizer
-from jaxspec.train.decoding_options import SkipSearch
-from jaxspec.train.methods import skip_suggestion, skip_trial
-from jaxspec.train.methods.skip_trial import Objective, Trial
-from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
-from jaxspec.train.run.heads import default_out
+from jaxspec.methods.method import Method, parse_method
+from jaxspec.train.data.prompts import greedy_requests, hash_of, load_with_tokenizer
+from jaxspec.train.decoding_options import Objectives, SkipSearch
+from jaxspec.train.methods import skip_suggestion
+from jaxspec.train.methods.skip_suggestion import Trial
+from jaxspec.train.run.folder import Run, as_typed, default_out, hashes, open_run, run_folder
 
 LOG = "the log of a skip search"
+Objective = Callable[[SkipMask], Trial]
 
 
 def search(settings: SkipSearch) -> SkipMask:
@@ -54,22 +61,15 @@ def search(settings: SkipSearch) -> SkipMask:
     out = settings.out or default_out(model.path / "heads" / LayerSkip.name, "a head for the builtin target")
     layers, requests = model.config.model.num_layers, greedy_requests(model, settings, settings.prompts)
     chat_args = dict(settings.data.format.arguments) if settings.chat else None
-    with (
-        open_run(run_folder(out, settings.run_dir), as_typed("skip-search", settings, model.target.dtype.name)) as run,
-        staged_by_all(out, 0) as folder,
-    ):
+    typed = as_typed("skip-search", settings, model.target.dtype.name) | identity(model) | hash_of(requests)
+    with open_run(run_folder(out, settings.run_dir), typed) as run, staged_by_all(out, 0) as folder:
         log = LineLog(run.trials, LOG, "another --run")
-        decided = {
-            "method": str(method),
-            **identity(model),
-            "the hash of the prompts": fingerprint([np.array(request.tokens, np.int32) for request in requests]),
-        }
-        first, lines = is_first(), broadcast_from_first(lambda: log.resume(decided))
+        first, lines = is_first(), broadcast_from_first(lambda: log.resume(typed))
         if not lines:
-            lines = [{"costs": skip_trial.measure(model, method, settings.objective, requests)}]
+            lines = [{"costs": measure(model, method, settings.objective, requests)}]
             if first:
                 log.append(lines)
-        objective = skip_trial.objective_of(model, method, settings.objective, requests, lines[0]["costs"])
+        objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
         found = [Trial.from_json(line, layers) for line in lines[1:]]
         run_trials(found, layers, settings, objective, log)
         found = found[: settings.trials]
@@ -97,16 +97,14 @@ def search(settings: SkipSearch) -> SkipMask:
 
 def identity(model: Checkpoint) -> dict[str, str]:
     """The keys by which a log recognises its target."""
-    return {"dtype": model.target.dtype.name, "the hash of the target": fingerprint(model.target)}
+    return {"--dtype": model.target.dtype.name, **hashes(model.path)}
 
 
 def read_trials(folder: Path, model: Checkpoint) -> list[Trial]:
     """The trials of a search, from the folder of its run. Raises ValueError if there are none for this target."""
     lines = LineLog(Run(folder).trials, LOG, "another --search").read(identity(model))[1:]  # costs come first
     if not lines:
-        raise ValueError(
-            f"{folder} has no trials: run `jaxspec-train skip-search` first, or name the folder of its run"
-        )
+        raise ValueError(f"{folder} has no trials: run `jaxspec-train skip-search` first, or name its run in --search")
     return [Trial.from_json(line, model.config.model.num_layers) for line in lines]
 
 
@@ -144,7 +142,7 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
 
     The first process suggests the sets for all: on another processor the last bits of a fit may differ.
     """
-    before, began = len(found), time.monotonic()
+    before = len(found)
     suggested = lambda: skip_suggestion.suggest(found, 2 * num_layers, settings.seed).tolist()
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
@@ -153,10 +151,78 @@ def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, object
             found.append(objective(skips))
             if is_first():
                 log.append([found[-1].to_json()])
-            if shown.due() or number + 1 == settings.trials:
-                best = max(found, key=lambda each: each.speedup)
-                seconds = (time.monotonic() - began) / (number + 1 - before)
-                shown.show(number + 1, f"best so far {describe(best)}", seconds * (settings.trials - number - 1))
+            shown.report(number + 1, f"best so far {describe(max(found, key=lambda each: each.speedup))}")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockCosts(PieceCosts):
+    """Seconds of the pieces of a round for one sequence, where `level` skips no blocks."""
+
+    attention: float = 0.0  # seconds saved by skipping one attention block, equal for all layers
+    mlp: float = 0.0
+
+    def of_pieces(self, skips: SkipMask) -> PieceCosts:
+        """Costs of the pieces of a round if drafting skips this set."""
+        saved = sum(skips.attention) * self.attention + sum(skips.mlp) * self.mlp
+        return dataclasses.replace(self, level=self.level - saved)
+
+
+def measure(model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request]) -> dict[str, Any]:
+    """The measurements on this device that an objective needs, as JSON values."""
+    if kind == "measured":
+        return {"plain": timed(Engine(model, "plain"), requests)[1]}
+    say("measuring what a block costs on this device, which takes a minute or so")
+    return dataclasses.asdict(measure_costs(model, method, requests[:1]))
+
+
+def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]) -> BlockCosts:
+    """Times the pieces of a round on this device; a drafted level also without all attention or all MLP blocks."""
+    layers = model.config.model.num_layers
+    none, all_ = (), range(layers)
+    sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
+    engines = {name: Engine(model, method, draft=skip(layers, *each).traced()) for name, each in sets.items()}
+    found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
+    whole, no_attention, no_mlp, bare = (found[name].level for name in sets)
+    # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
+    both = max(whole - bare, 0.0)
+    attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
+    return BlockCosts(**vars(found["whole"]), attention=attention / layers, mlp=(both - attention) / layers)
+
+
+def objective_of(
+    model: Checkpoint, method: Method, kind: Objectives, requests: Sequence[Request], costs: dict[str, Any]
+) -> Objective:
+    """A function that runs a trial of a set. `costs` is the result of `measure`, before the first trial.
+
+    If it is `measured`, the time is wall-clock time, one prompt after another. Otherwise it follows from the rounds of
+    decoding and the costs, so that other work on the machine does not disturb it.
+    """
+
+    def objective(skips: SkipMask) -> Trial:
+        drafting = Engine(model, method, draft=skips.traced())
+        if kind == "measured":
+            found, seconds = timed(drafting, requests)
+            speedup = ratio(costs["plain"], seconds)
+        else:
+            verify = {int(nodes): seconds for nodes, seconds in costs["verify"].items()}  # JSON made them strings
+            pieces = BlockCosts(**{**costs, "verify": verify}).of_pieces(skips)
+            sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
+            found = drafting.run(requests)
+            speedup = run_costs([[each.history] for each in found], pieces, sizes).speedup  # batches of one
+        counts = statistics_of([each.history for each in found])
+        return Trial(skips, speedup, counts.acceptance_rate, counts.tau)
+
+    return objective
+
+
+def timed(decoding: Engine, requests: Sequence[Request]) -> tuple[list[Generation], float]:
+    """Decodes each request alone, and measures the seconds per committed token, without compilation.
+
+    With several processes, these are the seconds of the slowest.
+    """
+    found = [warm(decoding, [request], [None])[0] for request in requests]
+    tokens = statistics_of([each.history for each in found]).tokens
+    return found, largest(ratio(sum(each.decode_seconds for each in found), tokens))
 
 
 def describe(best: Trial) -> str:

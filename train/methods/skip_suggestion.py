@@ -7,6 +7,7 @@ To save time, the length scale is refitted at every tenth trial only, and the ac
 of any density, and near the best sets so far.
 """
 
+import dataclasses
 import functools
 import importlib.util
 import warnings
@@ -17,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.stats import norm
 
-from jaxspec.train.methods.skip_trial import Corner, Trial
+from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
 
 REFIT = 10  # trials before the first fit, and between fits
 _CANDIDATES = 1024
@@ -25,7 +26,35 @@ _PARENTS = 5  # the best sets, whose neighbours are candidates
 _FLIPS = 4  # most switches in which a neighbour differs
 _NOISE = 1e-2  # variance of one trial's noise; the variance of all trials is normalised to 1
 
+Corner = Bool[np.ndarray, " D"]
 Corners = Bool[np.ndarray, "N D"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A set and its results: the speedup over plain decoding (by time per verified token), acceptance rate and tau."""
+
+    skips: SkipMask
+    speedup: float
+    acceptance_rate: float
+    tau: float
+
+    @property
+    def corner(self) -> Corner:
+        """Whether each attention block, then each MLP block, is skipped."""
+        return np.array([*self.skips.attention, *self.skips.mlp])
+
+    def to_json(self) -> dict[str, Any]:
+        """The trial as a line of the log."""
+        skips = layers_of(self.skips)
+        return {**skips, "speedup": self.speedup, "acceptance_rate": self.acceptance_rate, "tau": self.tau}
+
+    @staticmethod
+    def from_json(line: dict[str, Any], num_layers: int) -> "Trial":
+        """Inverse of `to_json`."""
+        values = dict(line)
+        skips = skip(num_layers, values.pop("attention"), values.pop("mlp"))
+        return Trial(skips, **values)
 
 
 def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
@@ -42,13 +71,18 @@ def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     def fresh(corners):
         return np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
 
-    corners = fresh(scattered(rng, _CANDIDATES, size))
+    corners = fresh(rng.random((_CANDIDATES, size)) < rng.random((_CANDIDATES, 1)))  # random, each with its own density
     if fitted := len(tried) // REFIT * REFIT:
-        best = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
-        corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, best))])
+        parents = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
+        corners = np.concatenate([corners, fresh(neighbours(rng, _CANDIDATES, parents))])
     if not len(corners):
         raise ValueError(f"all sets of {size} blocks were tried; lower --trials")
-    return most_promising(tried, corners, _kernel(tuple(tried[:fitted]))) if fitted else corners[0]
+    if not fitted:
+        return corners[0]
+    process = _process(_kernel(tuple(tried[:fitted])), tried, optimizer=None)
+    mean, deviation = process.predict(corners.astype(float), return_std=True)
+    best = max(each.speedup for each in tried)
+    return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
 
 
 def check_installed() -> None:
@@ -57,23 +91,11 @@ def check_installed() -> None:
         raise ValueError("the search needs the package scikit-learn: pip install scikit-learn")
 
 
-def scattered(rng: np.random.Generator, count: int, size: int) -> Corners:
-    """Random sets, each with a random density."""
-    return rng.random((count, size)) < rng.random((count, 1))
-
-
 def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) -> Corners:
     """Sets that differ from one of the parents in a few switches."""
     found = np.array(parents)[rng.integers(len(parents), size=count)]
     rank = rng.random(found.shape).argsort(axis=1).argsort(axis=1)
     return found ^ (rank < rng.integers(1, _FLIPS + 1, size=(count, 1)))
-
-
-def most_promising(tried: Sequence[Trial], corners: Corners, kernel: Any) -> Corner:
-    """The corner with the largest expected improvement over the best trial."""
-    mean, deviation = _process(kernel, tried, optimizer=None).predict(corners.astype(float), return_std=True)
-    best = max(each.speedup for each in tried)
-    return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
 
 
 def expected_improvement(

@@ -15,6 +15,7 @@ from rich import filesize
 from jaxspec.checkpoint.checksums import fingerprint
 from jaxspec.host import processes
 from jaxspec.host.atomic import check_room, write_whole
+from jaxspec.host.json_lines import check_same_settings
 from jaxspec.host.terminal import say
 from jaxspec.model.llama import Llama
 from jaxspec.model.sharding import shard_batch
@@ -27,7 +28,7 @@ _FILES = "window-*.npy"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache:
-    """The target's features of N windows of T tokens, and the inputs of tapped layers, computed on first use.
+    """The target's features of N windows, and the inputs of tapped layers, computed on first use.
 
     The first process writes, and all processes must see the folder. The file of a window has its features and then each
     tap, [1 + taps, T, D], as unsigned integers of the same width, because NumPy has no bfloat16.
@@ -47,7 +48,9 @@ class Cache:
             features, taps = processes.fetch(self.compute(self.target, shard_batch(batch)))
             if processes.is_first():
                 for number, *window in zip(index, features, *taps, strict=True):
-                    self._write(number, np.stack(window))
+                    stacked = np.stack(window)
+                    np.save(content := io.BytesIO(), stacked.view(f"u{stacked.dtype.itemsize}"))
+                    write_whole(self._file(number), content.getvalue())
             self.known[index] = True
             processes.wait()
         joined = np.stack([read_array(self._file(number)) for number in index], axis=1)
@@ -57,22 +60,15 @@ class Cache:
     def _file(self, number: int) -> Path:
         return self.folder / f"window-{number}.npy"
 
-    def _write(self, number: int, window: np.ndarray) -> None:
-        content = io.BytesIO()
-        np.save(content, window.view(f"u{window.dtype.itemsize}"))
-        write_whole(self._file(number), content.getvalue())
-
 
 def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int] = ()) -> Cache:
     """The cache of all windows `packed` in a folder, created if there is none; it also stores inputs of layers `taps`.
 
-    Raises:
-        ValueError: the folder holds features of another target or text, or other taps.
-        DiskFullError: the disk has too little space.
+    Raises ValueError if the folder holds features of another target or text, or other taps; DiskFullError.
     """
     shape = (*packed.tokens.shape, target.config.hidden_size)
-    data = fingerprint(target, packed.tokens, packed.segment)
-    of = {"shape": [*shape], "dtype": target.dtype.name, "of": data, "taps": [*taps]}
+    of = fingerprint(target, packed.tokens, packed.segment)
+    about = {"dtype": target.dtype.name, "the hash of target and text": of, "the layers": [*taps], "shape": [*shape]}
     file = folder / "features.json"
     if processes.is_first() and not file.exists():
         size = int(np.prod(shape)) * target.dtype.itemsize * (1 + len(taps))
@@ -81,13 +77,9 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         if any(folder.glob(_FILES)):
             raise ValueError(f"{folder} holds features but no {file.name}; name another folder with --cache-features")
         check_room(file, size)
-        write_whole(file, json.dumps(of) + "\n")  # before any window
+        write_whole(file, json.dumps(about) + "\n")  # before any window
     processes.wait()
-    if json.loads(file.read_text(encoding="utf-8")) != of:
-        raise ValueError(
-            f"{folder} holds the features of another target or text, or other layers; name another folder with "
-            "--cache-features"
-        )
+    check_same_settings(folder, json.loads(file.read_text(encoding="utf-8")), about, "another --cache-features")
     known = np.zeros(len(packed.tokens), bool)
     stored = lambda: [int(file.stem.partition("-")[2]) for file in folder.glob(_FILES)]
     known[processes.broadcast_from_first(stored)] = True

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoint.builtin import FOLDER
+from jaxspec.evaluate.run_description import weights_of
 from jaxspec.host import buckets, processes
 from jaxspec.host.arguments import option_name
 from jaxspec.host.atomic import write_whole
@@ -24,18 +26,13 @@ _SAVED = "commit_success.txt"  # Orbax's mark of a checkpoint that is complete, 
 
 
 class Run:
-    """The folder of a run, and the paths in it.
-
-    Attributes:
-        data: packed windows.
-        labels: training labels of Cali-TS's predictor, one file for each batch of texts.
-        trials: trials of a search, one line of JSON each.
-        metrics: one line of JSON for each step and each evaluation.
-    """
+    """The folder of a run, and the paths in it."""
 
     def __init__(self, folder: Path):
-        self.folder, self.checkpoints, self.data = folder, folder / "checkpoints", folder / "data"
-        self.labels, self.trials = folder / "labels", folder / "trials.jsonl"
+        self.folder, self.checkpoints = folder, folder / "checkpoints"
+        self.data = folder / "data"  # packed windows
+        self.labels = folder / "labels"  # of Cali-TS's predictor, one file for each batch of texts
+        self.trials = folder / "trials.jsonl"  # of a search
         self.metrics, self.figure = folder / "metrics.jsonl", folder / "training.svg"
 
     @property
@@ -55,6 +52,24 @@ def as_typed(name: str, settings: Any, dtype: str) -> dict[str, Any]:
     values = flat(dataclasses.asdict(settings)).items()
     decisive = {option_name(field): value for field, value in values if field not in _FREE}
     return json.loads(json.dumps({"command": name, **decisive, "--dtype": dtype}, default=str))
+
+
+def hashes(target: Path, head: str | None = None) -> dict[str, str]:
+    """What a run depends on beside its settings: the weights, of a head too, and the tokenizer."""
+    found = weights_of(target, [head])
+    by_head = {f"the hash of {name}": value for name, value in found["heads_sha256"].items()}
+    return {
+        "the hash of the target": found["params_sha256"],
+        "the tokenizer's hash": found["tokenizer_sha256"],
+        **by_head,
+    }
+
+
+def default_out(folder: Path, what: str) -> Path:
+    """The folder of a new head, or of another output, without --out. Raises ValueError if it is in the package."""
+    if FOLDER in folder.parents:
+        raise ValueError(f"{what} needs --out, because the package itself is never changed")
+    return folder
 
 
 def run_folder(out: Path, chosen: Path | None) -> Path:

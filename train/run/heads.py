@@ -13,31 +13,28 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxspec.checkpoint import loading
-from jaxspec.checkpoint.builtin import FOLDER
 from jaxspec.checkpoint.heads import write_head
 from jaxspec.checkpoint.loading import Checkpoint, training_dtype
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding.drafter import Drafter, HeadShape, Models
 from jaxspec.engine.head_weights import head_config
-from jaxspec.evaluate.run_description import weights_of
 from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, is_whole, staged, staged_by_all
 from jaxspec.host.buckets import with_paths
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.terminal import say
 from jaxspec.model.backend import use_mesh
-from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
-from jaxspec.model.quantization import LM_HEAD, dense
+from jaxspec.model.quantization import LM_HEAD, dense, whole_name
 from jaxspec.model.sharding import TRAINING, move, place
 from jaxspec.train.data import dataset
 from jaxspec.train.data.text import Windows
 from jaxspec.train.options import HeadSettings
 from jaxspec.train.run import feature_cache
-from jaxspec.train.run.folder import Run, as_typed, open_run, run_folder
+from jaxspec.train.run.folder import Run, as_typed, default_out, hashes, open_run, run_folder
 from jaxspec.train.run.held_out import measure_chain, measurement
 from jaxspec.train.run.log import draw_figure
-from jaxspec.train.run.losses import Loss
+from jaxspec.train.run.packed import Loss
 from jaxspec.train.run.trainer import fit
 
 Head = TypeVar("Head", bound=nnx.Module)
@@ -68,24 +65,6 @@ def open_job(name: str, settings: HeadSettings, load: Load = loading.load) -> It
     typed = as_typed(name, settings, dtype) | hashes(target.path)
     with open_run(run_folder(out, settings.run_dir), typed) as run:
         yield Job(target, sources, out, run, settings)
-
-
-def hashes(target: Path, head: str | None = None) -> dict[str, str]:
-    """What a run depends on beside its settings: the weights, of a head too, and the tokenizer."""
-    found = weights_of(target, [head])
-    by_head = {f"the hash of {name}": value for name, value in found["heads_sha256"].items()}
-    return {
-        "the hash of the target": found["params_sha256"],
-        "the tokenizer's hash": found["tokenizer_sha256"],
-        **by_head,
-    }
-
-
-def default_out(folder: Path, what: str) -> Path:
-    """The folder of a new head, or of another output, without --out. Raises ValueError if it is in the package."""
-    if FOLDER in folder.parents:
-        raise ValueError(f"{what} needs --out, because the package itself is never changed")
-    return folder
 
 
 def check_range(option: str, least: int, most: int, *values: int) -> None:
@@ -191,44 +170,34 @@ def train(
         if (cached := settings.cache_features) is not None:
             taps = drafter.taps(Models(target=target.target, draft=head))
             complete = feature_cache.open_cache(cached, target.target, packed, taps).complete
-        if held_out is not None:
+        if held_out is None:
+            say("no text is held out, so nothing is measured, and the last weights are kept")
+        else:
             chain = measure_chain(target, drafter, held_out) if decodes else None
             measure = measurement(loss, held_out, recipe, target.target, chain)
-        else:
-            say("no text is held out, so nothing is measured, and the last weights are kept")
         trained, measured = fit(loss, head, target.target, packed, recipe, run, measure=measure, complete=complete)
         if processes.is_first():
             draw_figure(run.metrics, run.figure)
         with deferred():
             write(folder, trained)
-    result = ""
-    if measured is not None:
-        name, value = ("chain tau", measured["tau"]) if decodes else ("loss", measured["loss"])
-        result = f", {name} {value:.2f} on held-out text"
+    name, key = ("chain tau", "tau") if decodes else ("loss", "loss")
+    result = "" if measured is None else f", {name} {measured[key]:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{result}")
     return trained
 
 
-def lm_head_of(target: LlamaConfig) -> str:
-    """The name of the target's parameter that initialises an LM head."""
-    return "embedding" if target.tie_embeddings else LM_HEAD
-
-
 def started(head: Head, target: Llama, sources: Mapping[str, str]) -> Head:
-    """The head, abstract or not, with copies of the target's parameters; see `copies`."""
+    """The head, abstract or not, with `copies` of the target's parameters."""
     return dict_to_module(head, {**module_to_dict(head), **copies(module_to_dict(target), sources)})
 
 
 def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Array]:
     """Parameters of a head by name, float32, copied from the target's, because training donates its arrays.
 
-    An embedding that becomes an LM head is transposed.
-
-    Args:
-        params: the target's parameters, quantised or not.
-        sources: the name of the target's parameter, by the head's name.
+    `params` are the target's, quantised or not; `sources` gives the name of the target's parameter by the head's. The
+    LM head of a tied target is its embedding, transposed.
     """
-    found = dense(params, set(sources.values()))
-    is_turned = lambda name, source: source == "embedding" and name.endswith(".kernel")
-    one = lambda name, source: found[source].T if is_turned(name, source) else found[source]
-    return {name: jnp.array(one(name, source), jnp.float32, copy=True) for name, source in sources.items()}
+    names, tied = set(sources.values()), LM_HEAD not in map(whole_name, params)
+    found = dense(params, (names - {LM_HEAD}) | {"embedding"} if tied else names)
+    one = lambda source: found["embedding"].T if tied and source == LM_HEAD else found[source]
+    return {name: jnp.array(one(source), jnp.float32, copy=True) for name, source in sources.items()}

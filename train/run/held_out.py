@@ -17,7 +17,7 @@ from jaxspec.methods.method import Method
 from jaxspec.model.sharding import move, place_head, shard_batch
 from jaxspec.train.data.text import Windows, take
 from jaxspec.train.hyperparameters import Recipe
-from jaxspec.train.run.losses import Loss, Params
+from jaxspec.train.run.packed import Loss, Params
 
 PROMPTS = 16
 PROMPT_TOKENS = 128
@@ -30,16 +30,13 @@ Measured = dict[str, Any]
 def measurement(
     loss: Loss, held_out: Windows, recipe: Recipe, frozen: Any, chain: Callable[[Params], Measured] | None = None
 ) -> Callable[[Params], Measured]:
-    """A function from parameters to the held-out `loss`, the measurements of `chain`, and a `score` (higher is better).
-
-    The score is the chains' `tau`; without `chain` it is minus the loss.
-    """
+    """A function from parameters to the held-out `loss`, the measurements of `chain`, and a `score` (higher is better):
+    the chains' `tau`, or without `chain` minus the loss."""
     lost = mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate)
 
     def measure(params: Params) -> Measured:
-        found = {} if chain is None else chain(params)
-        value = lost(params, frozen)
-        return {"loss": value, **found, "score": found.get("tau", -value)}
+        found = {"loss": lost(params, frozen)} | ({} if chain is None else chain(params))
+        return {**found, "score": found.get("tau", -found["loss"])}
 
     return measure
 

@@ -22,10 +22,8 @@ _AHEAD = 2  # most steps that the host runs ahead of the device
 class Log:
     """Writes a line `{"step": 1, "loss": …}` per step and `{"step": 500, "evaluation": {…}}` per evaluation.
 
-    Metrics stay on the device until they are shown or flushed, so that the device never waits for the host.
-
-    `done` steps of the run's `steps` were done before; a step has `tokens` tokens. If `file` is None nothing is
-    written, because another process writes.
+    Metrics stay on the device until they are shown or flushed, so that the device never waits for the host. `done` of
+    `steps` were done before; a step has `tokens` tokens. If `file` is None another process writes.
     """
 
     def __init__(self, file: Path | None, shown: Progress, done: int, steps: int, tokens: int):

@@ -23,7 +23,7 @@ from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.run.folder import Run
 from jaxspec.train.run.held_out import Measured
 from jaxspec.train.run.log import open_log
-from jaxspec.train.run.losses import Loss, Params, Summed, Sums
+from jaxspec.train.run.packed import Loss, Params, Summed, Sums
 
 
 @chex.dataclass(frozen=True)
@@ -55,8 +55,7 @@ def fit(
             parameters. None: nothing is held out, and the last parameters and None are returned.
         complete: completes every batch before its step, such as with cached features.
 
-    Raises:
-        ValueError: there is too little text, or the loss is not finite.
+    Raises ValueError if there is too little text, or the loss is not finite.
     """
     optimizer = make_optimizer(recipe)
     state, data = replicate(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
@@ -159,10 +158,8 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 def kinds_of(params: Params) -> Params:
     """`hidden` for each matrix between hidden states; `others` for vectors, and for matrices with the vocabulary."""
 
-    def kind(path: tuple, param: Any) -> str:
-        of_vocabulary = re.search(r"\b(embedding|lm_head\.kernel)\b", jax.tree_util.keystr(path))
-        return "hidden" if param.ndim == 2 and not of_vocabulary else "others"
-
+    of_vocabulary = lambda path: re.search(r"\b(embedding|lm_head\.kernel)\b", jax.tree_util.keystr(path))
+    kind = lambda path, param: "hidden" if param.ndim == 2 and not of_vocabulary(path) else "others"
     return jax.tree_util.tree_map_with_path(kind, params)
 
 
@@ -171,9 +168,8 @@ def make_step(
 ) -> Callable[[State, Any, Windows], tuple[State, Sums]]:
     """A compiled training step: (state, frozen, batch) → (state, metrics). The state is donated.
 
-    A batch is computed in `recipe.accumulate` parts. Gradient and metrics are means over all tokens of the batch that
-    count, so they do not depend on the number of parts, except for rounding, and where a loss draws at random: each
-    part has a key of its own.
+    A batch is computed in `recipe.accumulate` parts, each with a random key of its own. Gradient and metrics are means
+    over all tokens of the batch that count, so their number does not matter, except for rounding and random draws.
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), training_dtype(recipe.dtype)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +22,10 @@ from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.engine.head_weights import drafter_of
 from jaxspec.methods.method import parse_method
 from jaxspec.train.data.prompts import greedy_requests
+from jaxspec.train.data.text import take
 from jaxspec.train.decoding_options import Calibrator
-from jaxspec.train.methods import acceptance_labels, acceptance_predictor, medusa
-from jaxspec.train.methods.acceptance_labels import Labels, Recorder
+from jaxspec.train.methods import acceptance_predictor, medusa
+from jaxspec.train.methods.acceptance_predictor import Labels, Recorder
 from jaxspec.train.options import Data
 from tests.evaluate import tiny
 from tests.lossless.harness import early_exit_head
@@ -60,11 +60,12 @@ def test_labels_are_what_decoding_saw(target):
     """Against the recorded rounds of the engine, and hidden states that give the drafted tokens themselves."""
     recording, engine = recorded(target)
     prompts = [[1, 40, 41, 42, 43], [1, 50]]
-    labels = acceptance_labels.labels_of(recording, [Request(p, SamplingParams(max_new_tokens=20)) for p in prompts])
+    labels = acceptance_predictor.labels_of(recording, [Request(p, SamplingParams(max_new_tokens=20)) for p in prompts])
     head = engine.models.draft.lm_head.kernel[...]
     target_head, probs = engine.models.target.lm_head, jax.nn.log_softmax
     assert target_head is not None
-    for found, generation in zip(labels, engine.generate(prompts, max_new_tokens=20, record=True), strict=True):
+    for text, generation in enumerate(engine.generate(prompts, max_new_tokens=20, record=True)):
+        found = take(labels, np.asarray(labels.text) == text)
         assert generation.rounds is not None
         rounds = generation.rounds[:-1]
         assert len(found.accepted) == len(rounds) > 3
@@ -88,7 +89,10 @@ def made_up(seed: int, rounds: int = 400) -> Labels:
     before = np.concatenate([np.ones((rounds, 1), bool), accepted[:, :-1]], axis=1)
     target_hidden = rng.normal(size=(rounds, 5)).astype(np.float32)
     log_top = rng.uniform(-3, 0, (rounds, K)).astype(np.float32)
-    return Labels(target_hidden=target_hidden, draft_hidden=hidden, log_top=log_top, accepted=accepted, compared=before)
+    return Labels(
+        text=np.zeros(rounds, int), target_hidden=target_hidden, draft_hidden=hidden, log_top=log_top,
+        accepted=accepted, compared=before,
+    )  # fmt: skip
 
 
 def test_what_can_be_told_apart_is():
@@ -118,14 +122,20 @@ def test_the_top_probability_is_judged_by(inputs: str):
     np.testing.assert_allclose(np.diff(found.top[...])[:, 0], [3, 2], atol=0.8)
 
 
-def test_the_speed_of_a_resumed_run_is_that_of_its_own_texts(target: Path, tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(acceptance_labels, "labels_of", lambda _, some: [made_up(0, 3)] * len(some))
-    engine, asked = recorded(target)[0], [Request([1], SamplingParams())] * 4
-    assert len(list(acceptance_labels.collect(engine, asked[:2], 2, tmp_path))) == 2
-    seconds = iter([0.0])
-    monkeypatch.setattr(acceptance_labels, "time", SimpleNamespace(monotonic=lambda: next(seconds, 10.0)))
-    assert len(list(acceptance_labels.collect(engine, asked, 2, tmp_path))) == 4
-    assert "text 4 of 4: 0.2 texts/s" in capsys.readouterr().err
+def test_what_is_left_follows_from_the_texts_of_this_process(target: Path, tmp_path: Path, monkeypatch, capsys):
+    now = [0.0]
+
+    def labels_of(_: object, some: list[Request]) -> Labels:
+        now[0] += 20
+        return made_up(0, 3)
+
+    monkeypatch.setattr(acceptance_predictor, "labels_of", labels_of)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    engine, asked = recorded(target)[0], [Request([1], SamplingParams())] * 6
+    assert acceptance_predictor.collect(engine, asked[:2], 2, tmp_path).text.tolist() == [0] * 3
+    capsys.readouterr()
+    assert acceptance_predictor.collect(engine, asked, 2, tmp_path).text.tolist() == [0] * 3 + [2] * 3 + [4] * 3
+    assert capsys.readouterr().err == "text 4 of 6: 20 s left\ntext 6 of 6: 0 s left\n"
 
 
 def test_no_level_is_labelled_that_the_head_does_not_draft(target: Path, tmp_path: Path):
@@ -138,9 +148,9 @@ def test_no_level_is_labelled_that_the_head_does_not_draft(target: Path, tmp_pat
     more = (*SMALL, "--samples", 16, "--batch-size", 16)  # some are equal, and left out
     code, err = command("calibrator", "--target", target, "--head", head, "--out", tmp_path / "out", *more)
     assert code == 0 and "nan" not in err, err
-    found = [each for file in (tmp_path / "out.run/labels").iterdir() for each in acceptance_labels.read_labels(file)]
-    assert {each.accepted.shape[1] for each in found} == {2}
-    assert any(each.accepted.all(axis=1).any() for each in found)
+    found = [np.load(file)["accepted"] for file in (tmp_path / "out.run/labels").iterdir()]
+    assert {each.shape[1] for each in found} == {2}
+    assert any(each.all(axis=1).any() for each in found)
 
 
 def test_what_was_not_compared_does_not_count():
@@ -181,10 +191,10 @@ def test_a_predictor_is_made_where_cali_ts_looks_and_a_killed_run_goes_on(target
     place = whole / "heads/early-exit/calibrator"
     assert err.splitlines()[-1].startswith(f"wrote {place}: a predictor for early-exit, loss ")
 
-    real, calls = acceptance_labels.labels_of, []
+    real, calls = acceptance_predictor.labels_of, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            acceptance_labels, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0)
+            acceptance_predictor, "labels_of", lambda *a: calls.append(a) or (real(*a) if len(calls) < 3 else 1 / 0)
         )
         assert command("calibrator", "--target", torn, "--head", "early-exit", *small)[0] != 0
     assert not (torn / "heads/early-exit/calibrator").exists()

@@ -21,8 +21,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective, Distillation
 from jaxspec.train.methods import edd
-from jaxspec.train.run.losses import distil
-from jaxspec.train.run.packed import hidden_states, read
+from jaxspec.train.run.packed import distil, hidden_states, read
 from tests.evaluate import tiny
 from tests.lossless.harness import models
 from tests.train.command import trained

@@ -15,7 +15,7 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data import dataset, encoding, records, self_prompts
-from jaxspec.train.data.prompts import Prompt, check_room, cut_prompts, load_prompts
+from jaxspec.train.data.prompts import Prompt, cut_prompts, load_prompts
 from jaxspec.train.data.text import Document
 from jaxspec.train.decoding_options import Generate
 from jaxspec.train.methods import generation
@@ -198,8 +198,6 @@ def test_texts_end_with_the_context(model: Checkpoint):
         ended = [token in engine.model.config.eos for token in text]
         assert not any(ended[:-1])
         assert len(text) == most or ended[-1]
-    with pytest.raises(ValueError, match=rf"prompt 1 has {ROOM} tokens and the model has {ROOM} positions"):
-        check_room([[0], [0] * ROOM], ROOM)
 
 
 def test_a_line_has_whole_characters_and_no_end_token(model: Checkpoint):

@@ -1,6 +1,5 @@
 """`jaxspec-train layer-skip`: the skipped blocks, the loss of the kept blocks, and a head that drafts with them."""
 
-import dataclasses
 import shutil
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from jaxspec.train.methods import kept_blocks, skip_search
 from jaxspec.train.methods.edd import rounds_of
 from jaxspec.train.methods.kept_blocks import aggressive, gains
 from jaxspec.train.methods.skip_search import read_skip_set, write_skip_set
-from jaxspec.train.methods.skip_trial import Trial
+from jaxspec.train.methods.skip_suggestion import Trial
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run.packed import read
 from tests.evaluate import tiny
@@ -148,6 +147,7 @@ def test_which_set_is_trained(ckpt):
     assert chosen(aggressive=True, mlp_share=0.5) == {"attention": [0, 1], "mlp": [1]}
     moved = shutil.copytree(ckpt / "heads/layer-skip.run", ckpt.with_name("moved"))
     assert chosen(aggressive=True, search=moved, attention_share=0.5, mlp_share=0.0) == {"attention": [0], "mlp": []}
-    other = dataclasses.replace(model, target=jax.tree.map(lambda x: x + 1, model.target))
+    config = (other := shutil.copytree(ckpt, ckpt.with_name("other"))) / "config.json"
+    config.write_text(config.read_text() + "\n")
     with pytest.raises(ValueError, match="the hash of the target is"):
-        skip_search.read_trials(moved, other)
+        skip_search.read_trials(moved, load(other, "float32"))

@@ -77,7 +77,7 @@ def test_from_text_to_a_checkpoint_that_generates(folder: Path, tmp_path: Path):
         (["--data", "/nowhere"], "/nowhere is neither a file nor a folder"),
         (["--data", "FOLDER", "--vocab-size", 5000], "too little text: it gives"),
         (["--data", "FOLDER", "--vocab-size", 260, "--batch-size", 999], "too little text: it fills"),
-        (["--data", "FOLDER", "--hidden-size", 100], "--hidden-size 100 is not a multiple of --head-dim 32"),
+        (["--data", "FOLDER", "--hidden-size", 100], "--hidden-size 100 is not a multiple of 32, the width"),
         (["--data", "FOLDER", "--context", 1], "--context must be at least 2"),
         (["--data", "FOLDER", "--steps", 0], "--steps must be above 0, not 0"),
         (["--data", "FOLDER", "--seed", -1], "--seed must not be below 0, not -1"),

@@ -14,12 +14,12 @@ REFUSED = {
     "medusa": {
         ("--heads", 0): "--heads must be at least 1, not 0",
         ("--decay", 0): "--decay must be above 0 and at most 1, not 0",
-        ("--context", 6): "--context 6 is too short for 5 heads",
+        ("--context", 6): "--context must be at least 7 for 5 heads, not 6",
     },
     "eagle3": {
         ("--taps", 9): "--taps must be from 0 to",
         ("--draft-vocab", 0): "draft-vocab",
-        ("--context", 8, "--draft-steps", 7): "--context 8 is too short for --draft-steps 7",
+        ("--context", 8, "--draft-steps", 7): "--context must be at least 9 for --draft-steps 7, not 8",
     },
     "early-exit": {
         ("--first", 2): "--first must be from 1 to 1 for this target, not 2",

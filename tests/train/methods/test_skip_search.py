@@ -21,9 +21,9 @@ from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.decoding_options import SkipSearch
-from jaxspec.train.methods import skip_search, skip_trial
-from jaxspec.train.methods.skip_search import read_skip_set, strategies
-from jaxspec.train.methods.skip_trial import BlockCosts, Trial
+from jaxspec.train.methods import skip_search
+from jaxspec.train.methods.skip_search import BlockCosts, read_skip_set, strategies
+from jaxspec.train.methods.skip_suggestion import Trial
 from tests.evaluate import tiny
 from tests.train.command import command
 
@@ -53,7 +53,7 @@ def model(target) -> Checkpoint:
 @pytest.fixture
 def known_costs(monkeypatch):
     """Costs that were measured before: measuring takes a minute."""
-    monkeypatch.setattr(skip_trial, "measure_costs", lambda *arguments: COSTS)
+    monkeypatch.setattr(skip_search, "measure_costs", lambda *arguments: COSTS)
 
 
 def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[int, str]:
@@ -116,7 +116,7 @@ def test_what_a_block_costs(model, monkeypatch):
     measured = {name: replace(costs, level=level) for name, level in levels.items()}
     asked: dict[str, Any] = {}
     monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
-    costs = skip_trial.measure_costs(model, parse_method("layer-skip"), [])
+    costs = skip_search.measure_costs(model, parse_method("layer-skip"), [])
     asked.pop("plain")
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
     on, off = [True, True], [False, False]
@@ -133,13 +133,13 @@ def test_measured_is_the_clock(model, monkeypatch):
     rounds = from_rows([[3, 2, 2, 2, 2, 3], [1, 0, 2, 2, 2, 1]])  # four tokens; two of four drafts accepted
     blank = Generation([1], [], "", "length", rounds, None, None, 0.0, 0.0, ())
     found = [replace(blank, decode_seconds=seconds) for seconds in (1.0, 3.0)]
-    monkeypatch.setattr(skip_trial, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
+    monkeypatch.setattr(skip_search, "warm", lambda engine, requests, learnt: [found[requests[0].index]])
     requests = [Request([1], SamplingParams(max_new_tokens=4), index) for index in range(2)]
     method = parse_method("layer-skip")
-    found_out = skip_trial.objective_of(model, method, "measured", requests, {"plain": 0.75})(skip(LAYERS, [], []))
+    found_out = skip_search.objective_of(model, method, "measured", requests, {"plain": 0.75})(skip(LAYERS, [], []))
     values = found_out.speedup, found_out.acceptance_rate, found_out.tau
     assert values == pytest.approx((0.75 / (4 / 8), 0.5, 2.0))
-    assert skip_trial.measure(model, method, "measured", requests) == {"plain": pytest.approx(4 / 8)}
+    assert skip_search.measure(model, method, "measured", requests) == {"plain": pytest.approx(4 / 8)}
 
 
 def test_the_best_of_the_first_trials():

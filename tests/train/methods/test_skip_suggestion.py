@@ -5,7 +5,7 @@ import pytest
 
 from jaxspec.drafters.layer_skip import SkipMask
 from jaxspec.train.methods import skip_suggestion
-from jaxspec.train.methods.skip_trial import Corner, Trial
+from jaxspec.train.methods.skip_suggestion import Corner, Trial
 
 SIZE = 16
 WORTH = np.array([4, 3, 2, 1, *[-2] * 12]) / 10

@@ -30,7 +30,7 @@ from jaxspec.train.methods import lm
 from jaxspec.train.options import Lm
 from jaxspec.train.run import log, trainer
 from jaxspec.train.run.folder import Run, as_typed, open_run
-from jaxspec.train.run.losses import Summed
+from jaxspec.train.run.packed import Summed
 from jaxspec.train.run.trainer import fit, kinds_of, make_optimizer, make_step, start
 from tests.train.command import command
 
