@@ -121,7 +121,7 @@ def test_edd_runs_the_target_in_the_first_epoch_alone_and_goes_on_bit_for_bit(
                 raise KeyboardInterrupt
             return dataclasses.replace(cache, compute=compute).complete(batch)
 
-        with open_run(tmp_path / name, {}) as run:
+        with open_run(tmp_path / name, {"command": "edd"}) as run:
             head, _ = fit(loss, edd.initial(target, 0), target, packed, recipe, run, complete=complete)
         return {name: np.asarray(array) for name, array in module_to_dict(head).items()}
 
