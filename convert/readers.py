@@ -42,14 +42,9 @@ Source = Mapping[str, Tensor]
 
 
 def open_directory(path: Path) -> Source:
-    """All tensors of a Hugging Face folder; as in transformers, of safetensors and of a single file if there are both.
-
-    Raises CheckpointError if there are no weights, the index is invalid, or a shard is missing or unreadable.
-    """
+    """All tensors of a Hugging Face folder; as in transformers, safetensors go first. Raises CheckpointError."""
     if (file := weights_file(path)) is None:
-        raise CheckpointError(
-            instead(path, f"neither {MODEL_FILES[0]} nor {MODEL_FILES[1]} nor an index of their shards")
-        )
+        raise CheckpointError(instead(path, f"neither {' nor '.join(MODEL_FILES)} nor an index of their shards"))
     return open_file_or_shards(file)
 
 
@@ -66,8 +61,7 @@ def open_file_or_shards(file: Path) -> Source:
         for name, tensor in opener(index.parent / shard).items():
             if not same(tensors.setdefault(name, tensor), tensor):
                 raise CheckpointError(
-                    f"tensor {name} is in {tensors[name].file} and, with other values, in {shard}; download the files "
-                    f"that {index} names again"
+                    f"tensor {name} is in {tensors[name].file} and, with other values, in {shard}; download both again"
                 )
     return tensors
 
@@ -116,9 +110,7 @@ def open_safetensors(path: Path) -> Source:
         with safe_open(path, framework="numpy") as file:
             return {name: lazy(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118 (it has no __iter__)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is not a whole safetensors file ({error}); it may be truncated: download it again"
-        ) from error
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}); download it again") from error
 
 
 def open_torch(path: Path) -> Source:
@@ -160,8 +152,7 @@ def _state_dict(path: Path) -> tuple[dict[str, Any], list[str]]:
     for name, tensor in state.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             raise CheckpointError(
-                f"{path} is not a state dict, since its key {name!r} has a value of type {type(tensor).__name__}: it "
-                "must map names to tensors and hold nothing else"
+                f"{path} is not a state dict, since its key {name!r} has a value of type {type(tensor).__name__}"
             )
     return state, ignored
 
@@ -178,10 +169,7 @@ def _torch_dtype(tensor: Any) -> str:
 
 
 def load_torch(path: Path) -> Any:
-    """The content of a PyTorch file: memory-mapped tensors and numbers, in lists and dictionaries.
-
-    Raises CheckpointError if it holds other objects, is damaged, or PyTorch is not installed.
-    """
+    """The content of a PyTorch file, whose tensors are mapped; a CheckpointError if it holds other than data."""
     check_present(path)
     try:
         import torch

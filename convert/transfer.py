@@ -34,10 +34,7 @@ _EXPERTS = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
 
 
 def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
-    """The source tensor of each parameter of an abstract module; `theirs` maps a jaxspec name to the source's name.
-
-    Raises CheckpointError, naming the source as `where`, for a tensor that is missing, unknown, or has another shape.
-    """
+    """The tensor of each parameter of an abstract module; `theirs` maps names. Raises CheckpointError about `where`."""
     expected = parameters.module_to_dict(model)
     shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
     wanted = {theirs(ours): jax.ShapeDtypeStruct(shape(ours, leaf), leaf.dtype) for ours, leaf in expected.items()}
@@ -131,10 +128,7 @@ def join_experts(tensors: Source, count: int, where: str) -> dict[str, Tensor]:
     for name, stack in stacks.items():
         if wrong := sorted(stack.keys() ^ set(range(count))):
             problem = "is missing" if wrong[0] < count else f"is one too many for a config with {count} experts"
-            raise CheckpointError(
-                f"tensor {_of_expert(name, wrong[0])} {problem} in {where}; the files are incomplete, or their config "
-                "is another model's"
-            )
+            raise CheckpointError(f"tensor {_of_expert(name, wrong[0])} {problem} in {where}; {parameters.INCOMPLETE}")
         joined[name] = _stacked(name, [stack[i] for i in range(count)])
     return joined
 
@@ -158,8 +152,7 @@ def _stacked(name: str, parts: list[Tensor]) -> Tensor:
     for part in parts:
         if (part.shape, part.dtype) != (first.shape, first.dtype):
             raise CheckpointError(
-                f"tensor {part.name} in {part.file} is {part.dtype} {list(part.shape)}, and that of the first expert "
-                f"{first.dtype} {list(first.shape)}"
+                f"tensor {part.name} in {part.file} is {part.dtype} {list(part.shape)}, unlike that of the first expert"
             )
     files = ", ".join(sorted({part.file for part in parts}))
     read = lambda: np.stack([part.read() for part in parts])

@@ -19,12 +19,14 @@ Messages = Sequence[Mapping[str, Any]]
 _BEGIN, _END = "\ue000\u2062begin\u2063", "\ue000\u2062end\u2063"  # private characters: no text has them
 
 
-def render(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
+def render(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool = False) -> str:
     """The text that a template makes of messages `{"role": …, "content": …}`; keys whose value is None are left out.
 
-    Raises ValueError without messages, jinja2.TemplateError if the template is damaged or refuses the conversation.
+    With `marks` around `{% generation %}` blocks. Raises ValueError without messages, jinja2.TemplateError if the
+    template is damaged or refuses the conversation.
     """
-    return _rendered(template, False, messages, variables)
+    given = {"tools": None, "documents": None, **variables, "messages": _plain(messages)}
+    return _compiled(template, marks).render(given)
 
 
 def render_to_last(template: str, messages: Messages, variables: Mapping[str, Any]) -> str:
@@ -42,7 +44,7 @@ def render_marked(
 ) -> tuple[str, tuple[tuple[int, int], ...]]:
     """The text, and the (start, end) in characters of each of the template's `{% generation %}` blocks."""
     text, spans = "", []
-    for part in _rendered(template, True, messages, variables).split(_BEGIN):
+    for part in render(template, messages, variables, marks=True).split(_BEGIN):
         block, end, rest = part.partition(_END)
         if end:
             spans.append((len(text), len(text) + len(block)))
@@ -53,11 +55,6 @@ def render_marked(
 def names_read(template: str) -> frozenset[str]:
     """The names that a template reads; jinja2.TemplateSyntaxError if it is damaged."""
     return frozenset(jinja2.meta.find_undeclared_variables(_environment(False).parse(template)))
-
-
-def _rendered(template: str, marks: bool, messages: Messages, variables: Mapping[str, Any]) -> str:
-    given = {"tools": None, "documents": None, **variables, "messages": _plain(messages)}
-    return _compiled(template, marks).render(given)
 
 
 def _plain(messages: Messages) -> list[dict[str, Any]]:
@@ -85,7 +82,7 @@ def _environment(marks: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         extensions=[_MarkedGeneration if marks else _Generation, jinja2.ext.loopcontrols],
     )
-    made.filters["tojson"] = _tojson
+    made.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     made.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda form: datetime.datetime.now().strftime(form),
@@ -115,13 +112,3 @@ class _MarkedGeneration(_Generation):
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -37,10 +37,7 @@ def write_digests(folder: Path, found: Mapping[str, str]) -> None:
 
 
 def verify(folder: Path, done: Callable[[int], None] = _NOTHING) -> int:
-    """Number of files of parameters in a checkpoint or head and the heads under it; `done` gets the bytes of each.
-
-    Raises CheckpointError if a file is damaged, missing or unexpected, or there are no checksums.
-    """
+    """Number of files checked, those of heads too; `done` gets the bytes of each. Raises CheckpointError."""
     return sum(_verify_one(place, done) for place in _places(folder))
 
 
@@ -74,10 +71,7 @@ def _read(file: Path) -> dict[str, str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise CheckpointError(
-            f"{file.parent / 'params'} cannot be checked, because {file} {error.strerror}; convert or copy "
-            f"{file.parent} again"
-        ) from error
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}; convert or copy its folder again") from error
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     found = [_LINE.fullmatch(line) for line in lines]

@@ -62,10 +62,7 @@ def to_text(config: Any, format_name: str) -> str:
 
 
 def fields_of(text: str, kind: type, format_name: str, advice: str = "") -> dict[str, Any]:
-    """Fields of a config dataclass from its JSON. Raises ValueError naming a missing, unknown or wrong key.
-
-    `advice` is what to do with a file of another format.
-    """
+    """Fields of a config from its JSON; ValueError names a wrong key. `advice` is on files of another format."""
     values = parse_json(text)
     if not isinstance(values, dict) or values.pop("format", None) != format_name:
         raise ValueError(f'it has no "format": "{format_name}"{advice}')

@@ -98,9 +98,7 @@ def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None
     """Raises CheckpointError if a head was trained for a target of another vocabulary or width."""
     for name, word in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
         if (theirs := getattr(head, name)) != (ours := getattr(target, name)):
-            raise CheckpointError(
-                f"the head at {path} was trained for a target with a {word} of {theirs}, and this target's is {ours}"
-            )
+            raise CheckpointError(f"the head at {path} is for a target of {word} {theirs}, and this target's is {ours}")
 
 
 def find_head(path: Path, head: str) -> Path:

@@ -87,7 +87,10 @@ def load(
     began = time.monotonic()
     target = parameters.restore(path, chosen, mesh, how)
     if (seconds := time.monotonic() - began) > SLOW:
-        size = held_bytes(target)
+        arrays = parameters.module_to_dict(target).values()
+        # A device's replica of a part counts once.
+        parts = ({str(part.index): part.data.nbytes for part in array.addressable_shards} for array in arrays)
+        size = sum(sum(sizes.values()) for sizes in parts)
         speed = f"{filesize.decimal(size)} in {seconds:.0f} s, {filesize.decimal(int(size / seconds))} a second"
         say(f"loaded {path}: {speed}{'' if jax.process_count() == 1 else f' on host {jax.process_index()}'}")
     return Checkpoint(
@@ -100,19 +103,8 @@ def load(
     )
 
 
-def held_bytes(target: Llama) -> int:
-    """Bytes of the different parts of a model on this host's devices."""
-    arrays = parameters.module_to_dict(target).values()
-    parts = ({str(part.index): part.data.nbytes for part in array.addressable_shards} for array in arrays)
-    return sum(sum(sizes.values()) for sizes in parts)
-
-
 def compute_dtype(dtype: str | None) -> jnp.dtype:
-    """The given dtype, or the device's.
-
-    Raises:
-        ValueError: it is not one of `DTYPES`.
-    """
+    """The given dtype, or the device's. Raises ValueError if it is not one of `DTYPES`."""
     dtype = default_dtype() if dtype is None else dtype
     if dtype not in DTYPES:
         raise ValueError(f"dtype is one of {', '.join(DTYPES)}, not {dtype!r}")
@@ -131,16 +123,14 @@ def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path)
     Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers only the
     sizes are compared. `tokenizer` is the target's.
     """
-    size, own = config_json.read_config(draft).model.vocab_size, target.model.vocab_size
     other = load_tokenizer(draft)
     if other is None or tokenizer is None:
-        if size != own:
+        if (size := config_json.read_config(draft).model.vocab_size) != (own := target.model.vocab_size):
             raise CheckpointError(
-                f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; without "
-                "both tokenizers they cannot be compared: put the tokenizer files into both folders"
+                f"the draft model at {draft} has a vocabulary of {size} tokens and the target one of {own}; put "
+                "tokenizer files into both folders, so that they can be compared"
             )
-        return
-    if (theirs := other.get_vocab()) != (ours := tokenizer.get_vocab()):
+    elif (theirs := other.get_vocab()) != (ours := tokenizer.get_vocab()):
         token = min(theirs.items() ^ ours.items())[0]
         raise CheckpointError(
             f"the draft model at {draft} has another vocabulary than the target (they differ at {token!r}); "

@@ -37,6 +37,7 @@ GROUP_BYTES = 256 * 2**20
 # Size of a chunk of a stored array. Only whole chunks are read, so small ones let a host read little beside its part.
 CHUNK_BYTES = 4 * 2**20
 
+INCOMPLETE = "the files are incomplete, or their config is another model's"
 PARTS = "parts.json"  # of parameters in several Orbax checkpoints: the names in each, by its folder
 _OF_A_BUCKET = re.compile(  # errors of gcsfs and TensorStore about access, not about the files
     "gcsfs|aiohttp|google|Forbidden|PERMISSION_DENIED|UNAUTHENTICATED|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED"
@@ -57,14 +58,10 @@ def abstract(config: LlamaConfig, quantize: str | None = None) -> Llama:
 
 
 def restore(path: Path | str, dtype: Any = None, mesh: Mesh | None = None, quantize: str | None = None) -> Llama:
-    """Loads the target of a checkpoint.
+    """Loads the target of a checkpoint, with floats in `dtype`; None: in that of `config.json`.
 
-    Args:
-        dtype: dtype of every parameter that is a float; None keeps the one that `config.json` names.
-        mesh, quantize: as in `loading.load`, but the mesh is split.
-
-    Raises:
-        CheckpointError: a parameter is missing, unexpected or mis-shaped, or the checkpoint is quantised otherwise.
+    Other arguments as in `loading.load`, with a mesh that is split. Raises CheckpointError if a parameter is missing,
+    unexpected or mis-shaped, or the checkpoint is quantised otherwise.
     """
     config = read_config(path)
     how = quantization(config, quantize, path)
@@ -81,8 +78,7 @@ def quantization(config: CheckpointConfig, wanted: str | None, path: Path | str)
     """The quantisation of a checkpoint's target after loading. Raises CheckpointError if `wanted` is not possible."""
     if config.quantize is not None and wanted not in (None, config.quantize):
         raise CheckpointError(
-            f"the checkpoint at {path} holds {config.quantize} weights, which cannot become {wanted}; "
-            "convert its source again"
+            f"the checkpoint at {path} holds {config.quantize} weights, which cannot become {wanted}; convert it again"
         )
     how = config.quantize if wanted is None else wanted
     check_quantization(how)
@@ -126,10 +122,7 @@ def check_names(expected: Mapping[str, Any], found: Mapping[str, Any], where: st
     ):
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise CheckpointError(
-                f"tensor {min(names, key=natural)}{more} {problem} in {where}; the files are incomplete, "
-                "or their config is another model's"
-            )
+            raise CheckpointError(f"tensor {min(names, key=natural)}{more} {problem} in {where}; {INCOMPLETE}")
     for name in expected:
         if (want := tuple(expected[name].shape)) != (got := tuple(found[name].shape)):
             raise CheckpointError(f"tensor {name} in {where} has shape {list(got)}, and by the config {list(want)}")
@@ -219,10 +212,7 @@ def _not_left_by_orbax(record: logging.LogRecord) -> bool:
 
 
 def read_shapes(path: Path | str, module: nnx.Module | None = None) -> dict[str, Any]:
-    """Dotted name → metadata with `.shape` and `.dtype` of the parameters that `write_params` wrote.
-
-    Raises CheckpointError unless they are exactly those of the abstract `module`, if given.
-    """
+    """Metadata with `.shape` and `.dtype` by dotted name. Raises CheckpointError if it is not that of `module`."""
     with _reading(path):
         stored = {
             name: meta

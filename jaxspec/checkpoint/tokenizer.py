@@ -74,14 +74,10 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, with what the post-processor adds. A special token's name in it becomes that token.
-
-        Raises ValueError if it has Code LLaMA's mark for text to fill in, which transformers replaces.
-        """
+        """Token ids of a text with its special tokens. Raises ValueError for Code LLaMA's mark of text to fill in."""
         if (mark := self.special_tokens_map.get("fill_token")) is not None and mark in text:
             raise ValueError(
-                f"the text {reprlib.repr(text)} holds {mark}, and jaxspec does not write Code LLaMA's prompts for "
-                "infilling; give such a prompt as token ids"
+                f"the text {reprlib.repr(text)} holds {mark}, Code LLaMA's mark for infilling; give token ids instead"
             )
         with self._lock:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
@@ -177,8 +173,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
     except Exception as error:  # tokenizers raises plain Exception, and configs may hold anything
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
-            f"the tokenizer in {folder} cannot be read ({reason}); download its files again, or convert with "
-            "`jaxspec-convert llama SRC OUT --tokenizer FOLDER`"
+            f"the tokenizer in {folder} cannot be read ({reason}); download it again, or name another by --tokenizer"
         ) from error
 
 

@@ -121,7 +121,7 @@ def test_code_llamas_mark_for_text_to_fill_in(config: dict, tmp_path: Path):
     if mark is None:
         assert ours.encode("x<FILL_ME>")
     else:
-        with pytest.raises(ValueError, match=f"the text 'def f{mark}' holds {mark}, and jaxspec does not write"):
+        with pytest.raises(ValueError, match=f"the text 'def f{mark}' holds {mark}, Code LLaMA's mark for infilling"):
             ours.encode(f"def f{mark}")
 
 

@@ -226,9 +226,7 @@ def test_shards(copy: Callable[[str], Path], tmp_path: Path):
     assert "not valid JSON" in refused(source, out)
     index.write_text(json.dumps(good))
     (source / shard).write_bytes((source / shard).read_bytes()[:-10])
-    sentence = refused(source, out)
-    assert shard in sentence
-    assert "truncated" in sentence
+    assert f"{shard} is not a whole safetensors file" in refused(source, out)
 
 
 def test_links_of_a_hub_cache_are_followed(copy: Callable[[str], Path], tmp_path: Path):
