@@ -1,7 +1,6 @@
 """Source folders: local or fetched from the hub, their JSON files, and what a folder holds in place of a model."""
 
 import contextlib
-import fnmatch
 import functools
 import re
 import time
@@ -53,8 +52,7 @@ _KINDS = (
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Path:
     """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights, without code.
 
-    Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError if there is no such
-    model or revision, no access, or no network and the model is not in the cache.
+    Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError as `ask_hub`.
     """
     if not is_hub_id(source):
         check_no_revision(source, revision)
@@ -84,22 +82,30 @@ def _names_on_hub(source: str, revision: str | None) -> list[str] | None:
 
 def _pattern(source: str, names: Sequence[str], weights: tuple[str, ...]) -> str:
     """The pattern of the weights to fetch: the first that the model has. Raises CheckpointError if it has none."""
-    top = [name for name in names if "/" not in name]
-    if pattern := next((each for each in weights if fnmatch.filter(top, each)), ""):
+    if pattern := _first(weights, names):
         return pattern
     later = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf")  # shards of a model but the first
-    models = [name for name in fnmatch.filter(top, "*.gguf") if not later.fullmatch(name)]
+    models = [name for name in names if _is_like(name, "*.gguf") and not later.fullmatch(name)]
     if len(models) == 1:
         return "*.gguf"
     if models:
         raise CheckpointError(
-            f"{source} holds several GGUF models, {', '.join(models)}; download one with `hf download {source} FILE`, "
-            "and name that file"
+            f"{source} holds several GGUF models, {', '.join(models)}; download one with `hf download`, and name it"
         )
     if "adapter_config.json" in names or weights == TOKENIZERS:
         return ""  # an adapter's config names its base model
     found = _in_its_place(names)
     raise CheckpointError(f"{source} on the hub holds no weights that can be read{f', but {found}' if found else ''}")
+
+
+def _first(patterns: Iterable[str], names: Iterable[str]) -> str:
+    """The first pattern that one of the names matches; empty if there is none."""
+    return next((pattern for pattern in patterns if any(_is_like(name, pattern) for name in names)), "")
+
+
+def _is_like(name: str, pattern: str) -> bool:
+    """Whether a relative path matches a pattern that has as many parts."""
+    return name.count("/") == pattern.count("/") and PurePosixPath(name).match(pattern)
 
 
 def _files(weights: str) -> list[str]:
@@ -133,23 +139,20 @@ def scratch(name: str) -> contextlib.AbstractContextManager[Path]:
 
 def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
     """Copies a file from a bucket, or a folder's configs, tokenizer and weights of the first pattern that it has."""
-    files = [there]
+    files = {place: there}
     if not there.is_file():
-        found = buckets.files_under(there) or [*there.iterdir()]  # which raises if there is no such folder
-        patterns = (*weights, "*.gguf") if weights else ()
-        is_like = lambda file, pattern: fnmatch.fnmatch(str(file.relative_to(there)), pattern)
-        at_top = [file for file in found if file.parent == there]
-        first = next((each for each in patterns if any(is_like(file, each) for file in at_top)), "")
-        templates = [file for file in found if is_like(file, "additional_chat_templates/*.jinja")]
-        files = templates + [file for file in at_top if any(is_like(file, each) for each in _files(first))]
-        for folder in {place, *(place / file.relative_to(there).parent for file in files)}:
-            folder.mkdir(parents=True, exist_ok=True)
-    sizes = {file: file.stat().st_size for file in files}
+        found = buckets.files_under(there) or there.iterdir()  # which raises if there is no such folder
+        names = {file.relative_to(there).as_posix(): file for file in found}
+        wanted = _files(_first((*weights, "*.gguf"), names) if weights else "")
+        files = {place / name: file for name, file in names.items() if _first(wanted, [name])}
+        place.mkdir(parents=True, exist_ok=True)
+    sizes = {to: file.stat().st_size for to, file in files.items()}
     atomic.check_room(place, sum(sizes.values()))
     with progress(f"downloading {there}:", sum(sizes.values()), form=filesize.decimal) as shown:
-        for file in files:
-            buckets.download(file, place / file.relative_to(there), buckets.md5(file))
-            shown.advance(sizes[file])
+        for to, file in files.items():
+            to.parent.mkdir(exist_ok=True)
+            buckets.download(file, to, buckets.md5(file))
+            shown.advance(sizes[to])
     return place
 
 
@@ -160,10 +163,7 @@ def check_no_revision(source: str, revision: str | None) -> None:
 
 
 def ask_hub(name: str, work: Callable[[], T]) -> T:
-    """The result of `work`, which looks at ORG/NAME on the hub; repeated after pauses while the hub is busy.
-
-    Raises CheckpointError if there is no such model or revision, no access, or no network.
-    """
+    """What `work` finds of a model on the hub, tried again while that is busy. Raises CheckpointError if it fails."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     for pause in (*PAUSES, None):
@@ -171,8 +171,8 @@ def ask_hub(name: str, work: Callable[[], T]) -> T:
             return work()
         except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
             raise CheckpointError(
-                f"{name} is not a local folder, it is not in the hub's cache, and the hub cannot be reached; check "
-                "the path, or the network and HF_HUB_OFFLINE"
+                f"{name} is neither a local folder nor in the hub's cache, and the hub cannot be reached; check the "
+                "path, or the network and HF_HUB_OFFLINE"
             ) from error
         except Exception as error:
             response: Any = error.response if isinstance(error, HfHubHTTPError) else None
@@ -203,9 +203,7 @@ def check_present(file: Path) -> None:
     """Raises CheckpointError for a file that stands for content which has not been downloaded."""
     with contextlib.suppress(OSError), file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
-            raise CheckpointError(
-                f"{file} is a pointer of git-LFS and not the file itself; run `git lfs pull` in its folder"
-            )
+            raise CheckpointError(f"{file} is a pointer of git-LFS and not the file; run `git lfs pull` in its folder")
     if (control := file.with_name(f"{file.name}.aria2")).exists():  # the file then has its full size, with holes
         raise CheckpointError(f"{file} is an unfinished download, since {control.name} is beside it; let aria2 finish")
 
@@ -220,14 +218,11 @@ def format_of(path: Path) -> str | None:
 def read_config(source: Path) -> dict[str, Any]:
     """The config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
     if not source.is_dir():
-        raise CheckpointError(
-            f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id like org/model"
-        )
+        raise CheckpointError(f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id")
     if (source / "adapter_config.json").is_file():
         base = read_json(source / "adapter_config.json").get("base_model_name_or_path")
         raise CheckpointError(
-            f"{source} is an adapter such as LoRA's, not a model: merge it into its base model ({base}) with PEFT's "
-            "merge_and_unload, save that, and convert it"
+            f"{source} is an adapter such as LoRA's; merge it into its base model ({base}) with PEFT, and convert that"
         )
     if not (source / "config.json").is_file():
         raise CheckpointError(instead(source, "no config.json"))
@@ -265,10 +260,7 @@ def instead(path: Path, missing: str) -> str:
 
 def _in_its_place(names: Iterable[str]) -> str:
     """The first file that stands for a model in a form that is not read, with what it is; empty if there is none."""
-    files = [PurePosixPath(name) for name in names]
     for patterns, what in _KINDS:
-        kinds = [PurePosixPath(pattern) for pattern in patterns.split()]
-        alike = lambda file, kind: len(file.parts) == len(kind.parts) and file.match(str(kind))
-        if found := sorted(file for file in files if any(alike(file, kind) for kind in kinds)):
+        if found := sorted(name for name in names if _first(patterns.split(), [name])):
             return f"{found[0]}: {what}"
     return ""

@@ -13,11 +13,12 @@ import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import gguf_tokenizer
 from jaxspec.convert.folders import check_present
 from jaxspec.convert.hf_config import described, integer, positive
 from jaxspec.convert.meta import halves
@@ -59,11 +60,9 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _BLOCK = 2**22  # values that are dequantised at once, because the package's temporary arrays are larger than its result
 
 
-@dataclasses.dataclass(frozen=True)
-class Gguf:
+class Gguf(NamedTuple):
     """The header of a file, or of all shards of a model. Tensors have the names of the file and shapes of numpy."""
 
-    path: Path
     metadata: Mapping[str, Any]
     tensors: Source
 
@@ -85,9 +84,9 @@ def find(source: Path) -> Path | None:
 
 def open_gguf(path: Path) -> Gguf:
     """The header of a file, or a CheckpointError. Of a split model any shard can be named, and all must be there."""
-    metadata, tensors = _open_file(path)
-    if (count := metadata.get("split.count", 1)) in (0, 1):  # 0: shards were merged
-        return Gguf(path, metadata, tensors)
+    file = _open_file(path)
+    if (count := file.metadata.get("split.count", 1)) in (0, 1):  # 0: shards were merged
+        return file
     shard = _SHARD.fullmatch(path.name)
     if shard is None or int(shard[3]) != count:
         raise CheckpointError(f"{path} is one of {count} shards, and is not called NAME-00001-of-{count:05}.gguf")
@@ -95,21 +94,18 @@ def open_gguf(path: Path) -> Gguf:
     if missing := [file.name for file in files if not file.is_file()]:
         raise CheckpointError(f"{path} is one of {count} shards, and {missing[0]} is not beside it; download it too")
     opened = [_open_file(file) for file in files]
-    return Gguf(files[0], opened[0][0], {name: tensor for _, part in opened for name, tensor in part.items()})
+    return Gguf(opened[0].metadata, {name: tensor for part in opened for name, tensor in part.tensors.items()})
 
 
-def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
-    """Shape, family, and the tensors with Hugging Face's names and rotary layout.
-
-    Raises CheckpointError for another architecture, or a setting that is missing or not supported.
-    """
-    family, path = file.metadata.get("general.architecture"), file.path
+def open_model(path: Path) -> tuple[str, LlamaConfig, dict[str, Any], Source]:
+    """Family, shape, special tokens, and tensors with Hugging Face's names and rotary layout; or a CheckpointError."""
+    file = open_gguf(path)
+    family = file.metadata.get("general.architecture")
     if (kind := file.metadata.get("general.type", "model")) != "model":
         raise CheckpointError(f"{path} is no whole model: its general.type is {kind!r}")
     if family not in _FAMILIES:
-        raise CheckpointError(
-            f"{path} has the architecture {str(family)[:80]!r}; of GGUF files {', '.join(_FAMILIES)} are read"
-        )
+        named = str(family)[:80]
+        raise CheckpointError(f"{path} has the architecture {named!r}; of GGUF files {', '.join(_FAMILIES)} are read")
     start = f"{family}."
     values = {key.removeprefix(start): value for key, value in file.metadata.items() if key.startswith(start)}
     number = functools.partial(integer, values, file=f"{path.name} ({family})")
@@ -145,7 +141,9 @@ def to_llama(file: Gguf) -> tuple[LlamaConfig, str, Source]:
         mlp_bias="blk.0.ffn_down.bias" in file.tensors,
         qk_norm=family == "qwen3",
     )
-    return config, family, dict(_renamed(tensor, rotated) for tensor in file.tensors.values() if tensor is not factors)
+    special = gguf_tokenizer.special_tokens(file.metadata, path.name)
+    renamed = dict(_renamed(tensor, rotated) for tensor in file.tensors.values() if tensor is not factors)
+    return family, config, special, renamed
 
 
 def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
@@ -173,14 +171,10 @@ def _rope(path: Path, values: Mapping[str, Any], head_dim: int, factors: Tensor 
         unscaled = rope_frequencies(known, head_dim) * factors.read().astype(np.float32)
         if np.allclose(unscaled, rope_frequencies(plain, head_dim), rtol=1e-6, atol=0):
             return known
-    raise CheckpointError(
-        f"{path} divides rotary frequencies by factors ({_ROPE_FACTORS}) that are not those of LLaMA 3.1 to 3.3, which "
-        "are the only ones supported"
-    )
+    raise CheckpointError(f"{path} divides rotary frequencies by factors ({_ROPE_FACTORS}) that are not LLaMA 3's")
 
 
-def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Metadata and tensors of one file."""
+def _open_file(path: Path) -> Gguf:
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"reading {path} needs the gguf package: pip install gguf")
     check_present(path)
@@ -195,7 +189,7 @@ def _open_file(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _header(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _header(data: mmap.mmap, path: Path) -> Gguf:
     if (start := data.read(4)) != b"GGUF":
         raise CheckpointError(f"{path} is no GGUF file: it begins with {start!r}")
     if (version := _numbers(data, "I")[0]) not in (2, 3):
@@ -204,7 +198,7 @@ def _header(data: mmap.mmap, path: Path) -> tuple[dict[str, Any], dict[str, Tens
     metadata, layouts = _named(data, settings, _value), _named(data, tensors, _layout)
     alignment = integer(metadata, "general.alignment", path.name, otherwise=32)
     start = -(-data.tell() // alignment) * alignment
-    return metadata, {name: _tensor(path, len(data), name, start, *layout) for name, layout in layouts.items()}
+    return Gguf(metadata, {name: _tensor(path, len(data), name, start, *each) for name, each in layouts.items()})
 
 
 def _take(data: mmap.mmap, count: int) -> bytes:
@@ -261,8 +255,7 @@ def _tensor(path: Path, end: int, name: str, start: int, shape: tuple[int, ...],
         quants.dequantize(np.zeros((1, size), np.uint8), kind)
     except (ValueError, NotImplementedError) as error:
         raise CheckpointError(
-            f"tensor {name} in {path} has a type that the gguf package cannot read ({error}); use a file of another "
-            "type, or a newer gguf package"
+            f"tensor {name} in {path} has a type that the gguf package cannot read ({error}); use another file"
         ) from error
     count, offset = math.prod(shape) // values * size, start + offset
     if shape[-1] % values or offset + count > end:

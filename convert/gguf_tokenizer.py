@@ -64,10 +64,7 @@ _ADVICE = "; name a folder with the model's tokenizer: `jaxspec-convert llama SR
 
 
 def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Special tokens as arguments of `CheckpointConfig`. As in llama.cpp, all that end an answer count as EOS.
-
-    Raises CheckpointError, with the file's `name`, where the vocabulary's lists or ids do not fit together.
-    """
+    """Special tokens for `CheckpointConfig`; as in llama.cpp all that end an answer are EOS. Raises CheckpointError."""
     tokens, ids = _vocabulary(metadata, name)
     eos = [ids[kind] for kind in _EOS if kind in ids]
     eos += [id_ for id_, token in enumerate(tokens) if token in _ENDS]
@@ -75,10 +72,7 @@ def special_tokens(metadata: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
-    """Contents of tokenizer.json and tokenizer_config.json, by these names; nothing where the file has no tokenizer.
-
-    Raises CheckpointError if its kind or a setting is unknown, or it is damaged.
-    """
+    """Texts of tokenizer.json and tokenizer_config.json by name, none without a tokenizer; or a CheckpointError."""
     settings = {key.removeprefix(_KEY): value for key, value in metadata.items() if key.startswith(_KEY)}
     if (kind := settings.get("model")) in (None, "none", "no_vocab"):
         return {}

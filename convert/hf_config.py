@@ -141,19 +141,15 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
         )
 
 
-def with_default_ends(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """The config, with transformers' default BOS and EOS ids where it has no such keys."""
-    return {**({} if kind.startswith("qwen") else {"bos_token_id": 1, "eos_token_id": 2}), **config}
-
-
-def special_tokens(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Special tokens of config.json and generation_config.json, of which all EOS ids count, for `CheckpointConfig`.
-
-    Raises CheckpointError if an id is not a number, or a BOS or EOS id is outside the vocabulary.
-    """
+def special_tokens(
+    config: Mapping[str, Any], generation: Mapping[str, Any], kind: str, vocab_size: int
+) -> dict[str, Any]:
+    """The special tokens of two configs for `CheckpointConfig`; all EOS ids of both count. Raises CheckpointError."""
+    # Transformers' defaults, where there is no generation_config.json.
+    usual = {} if generation or kind.startswith("qwen") else {"bos_token_id": 1, "eos_token_id": 2}
 
     def ids(key: str, most: int) -> list[int]:
-        files = (("generation_config.json", generation), ("config.json", config))
+        files = (("generation_config.json", generation), ("config.json", {**usual, **config}))
         return [token for file, values in files for token in _ids(values.get(key), key, file, most)]
 
     bos, eos = ids("bos_token_id", vocab_size), ids("eos_token_id", vocab_size)
@@ -205,9 +201,7 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
         first, layers = config.get("max_window_layers"), integer(config, "num_hidden_layers")
         slides |= not isinstance(first, int) or first < layers
     if window is not None and slides:
-        raise CheckpointError(
-            f"sliding-window attention (sliding_window {window}) is not supported; use a release without a window"
-        )
+        raise CheckpointError(f"sliding-window attention (sliding_window {window}) is not supported; use one without")
     types = config.get("layer_types") or []
     if other := [layer for layer in types if layer != "full_attention"] if isinstance(types, list) else [types]:
         raise CheckpointError(f"layer_types {other[0]!r} is not supported, only 'full_attention'")

@@ -16,7 +16,7 @@ from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, memory, parameters
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
-from jaxspec.convert import gguf, gguf_tokenizer, head_kinds, hf_config, meta, readers, tokenizer, transfer
+from jaxspec.convert import gguf, head_kinds, hf_config, meta, readers, tokenizer, transfer
 from jaxspec.convert.folders import format_of, read_config, read_json, weights_file
 from jaxspec.convert.names import MEDUSA, theirs, unprefixed
 from jaxspec.convert.readers import Source, Tensor, open_directory
@@ -51,11 +51,10 @@ def convert(
     check_quantization(quantize)
     planned, tensors = plan(source, dtype)
     config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-    tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
-    from_meta = planned.source_format == "meta" and tokenizer_from is None and not (source / "tokenizer.json").is_file()
+    tokenizer.check_readable(source, tokenizer_from)
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            kind = tokenizer.bring(tokenizer_from or source, folder, from_meta, tokenizer_from is None)
+            kind = tokenizer.bring(source, folder, tokenizer_from)
             config = dataclasses.replace(config, tokenizer_class=kind)
         transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
@@ -71,26 +70,18 @@ def say_written(out: Path, config: CheckpointConfig) -> None:
 
 
 def plan(source: Path, dtype: str | None = None, weights: Source | None = None) -> Conversion:
-    """The checkpoint's config, and the source tensor of each of its parameters, from configs and headers alone.
+    """The checkpoint's config and the tensor of each parameter, from configs and headers alone; or a CheckpointError.
 
-    Args:
-        dtype: that parameters will have; with it, float64 is read too.
-        weights: the tensors of a Hugging Face folder `source` whose files of weights are elsewhere.
-
-    Raises:
-        CheckpointError: files are invalid.
+    `dtype` is that of the parameters; with one, float64 is read too. `weights` are the tensors of a Hugging Face folder
+    whose files of weights are elsewhere.
     """
     try:
         if weights is None and (file := gguf.find(source)) is not None:
-            opened = gguf.open_gguf(file)
-            model, family, tensors = gguf.to_llama(opened)
-            tokens, form = gguf_tokenizer.special_tokens(opened.metadata, file.name), "gguf"
+            form, (family, model, tokens, tensors) = "gguf", gguf.open_model(file)
         elif weights is None and meta.is_meta(source):
-            family, model, tensors = meta.open_meta(source)
-            tokens, form = meta.special_tokens(family, model), "meta"
+            form, (family, model, tokens, tensors) = "meta", meta.open_model(source)
         else:
-            model, family, tokens, tensors = _huggingface(source, weights)
-            form = "huggingface"
+            form, (family, model, tokens, tensors) = "huggingface", _open_huggingface(source, weights)
         readers.check_dtypes(tensors, () if dtype is None else ("float64",))
         matched = _match(model, tensors, functools.partial(theirs, in_meta=form == "meta"), source)
     except CheckpointError as error:
@@ -117,21 +108,21 @@ def _head_in(source: Path) -> str:
     return f"{source} holds a draft head ({kind}) and no model; use `jaxspec-convert head`" if is_head else ""
 
 
-def _huggingface(source: Path, weights: Source | None) -> tuple[LlamaConfig, str, dict[str, Any], Source]:
+def _open_huggingface(source: Path, weights: Source | None) -> tuple[str, LlamaConfig, dict[str, Any], Source]:
+    """Family, shape, special tokens and tensors of a Hugging Face folder; `weights` as in `plan`."""
     raw = read_config(source)
     generation_file = source / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     model, family = hf_config.to_llama(raw), hf_config.family(raw)
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
-    ends = raw if generation else hf_config.with_default_ends(raw, family)
-    tokens = hf_config.special_tokens(ends, generation or {}, model.vocab_size)
+    tokens = hf_config.special_tokens(raw, generation or {}, family, model.vocab_size)
     hf_config.name_what_is_not_applied(raw, generation, source)
     found = _unprefixed(open_directory(source) if weights is None else weights, source)
     own = {name: tensor for name, tensor in found.items() if not name.startswith(MEDUSA)}
     if own and len(own) < len(found):
         say(f"{source} holds Medusa heads too, which `jaxspec-convert head` reads; only the model is converted")
-    return model, family, tokens, own
+    return family, model, tokens, own
 
 
 def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
@@ -149,7 +140,7 @@ def _match(model: LlamaConfig, found: Source, name_of: Callable[[str], str], sou
     if max(model.num_layers, model.num_experts) > len(found):  # checking so many names would take long
         raise CheckpointError(
             f"{source} has {model.num_layers} layers (and {model.num_experts} experts), and its files hold "
-            f"{len(found)} tensors: they are incomplete, or their config is another model's"
+            f"{len(found)} tensors; {parameters.INCOMPLETE}"
         )
     if model.num_experts:
         found = transfer.join_experts(found, model.num_experts, str(source))
@@ -158,28 +149,19 @@ def _match(model: LlamaConfig, found: Source, name_of: Callable[[str], str], sou
     matched = transfer.match(parameters.abstract(model), rest, name_of, str(source))
     if head is not None and not np.array_equal(head.read(), matched["embedding"].read()):
         raise CheckpointError(
-            f"{source} sets tie_word_embeddings, but its {head.name} differs from the embedding; "
-            "set tie_word_embeddings to false in config.json if the head is meant"
+            f"{source} sets tie_word_embeddings, but {head.name} differs from the embedding; set it to false"
         )
     return matched
 
 
 def export(source: Path, out: Path, shard_bytes: int = 5 * 10**9) -> None:
-    """Writes the target of a checkpoint as a Hugging Face folder, without its heads.
-
-    The tensors equal the converted ones bit for bit, unless conversion reduced their precision. Raises CheckpointError
-    if `source` is not a checkpoint, or is quantised.
-    """
+    """Writes a target as a Hugging Face folder, bit for bit unless conversion reduced it. Raises CheckpointError."""
     if format_of(source) == heads.FORMAT:
-        raise CheckpointError(
-            f"{source} is a head, which --format eagle, eagle3, dflash, deepspec, speculators or medusa writes; "
-            "--format hf takes a checkpoint"
-        )
+        raise CheckpointError(f"{source} is a head, which the other formats write; --format hf takes a checkpoint")
     config = config_json.read_config(source)
     if config.quantize is not None:
         raise CheckpointError(
-            f"{source} holds {config.quantize} weights, so the original weights are lost; export a checkpoint that "
-            "was converted without --quantize"
+            f"{source} holds {config.quantize} weights; export a checkpoint that was converted without --quantize"
         )
     stored = parameters.read_shapes(source / "params", parameters.abstract(config.model))
     dtype_of = lambda meta: np.dtype(meta.dtype if config.dtype == config.source_dtype else config.source_dtype)

@@ -34,8 +34,8 @@ def is_meta(path: Path) -> bool:
     return not (path / "config.json").exists() or (any(path.glob("consolidated*")) and weights_file(path) is None)
 
 
-def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
-    """Family, shape and tensors of a folder of Meta's or Mistral's, or a CheckpointError."""
+def open_model(path: Path) -> tuple[str, LlamaConfig, dict[str, Any], Source]:
+    """Family, shape, special tokens and tensors of a folder of Meta's or Mistral's, or a CheckpointError."""
     params = read_json(path / "params.json")
     _refuse(params)
     torch_files, single = sorted(path.glob("consolidated.*.pth")), path / "consolidated.safetensors"
@@ -65,7 +65,8 @@ def open_meta(path: Path) -> tuple[str, LlamaConfig, Source]:
     family = "mistral" if _is_mistral(params) else "llama"
     if family == "mistral" and "output.weight" not in source and not params.get("tied_embeddings"):
         raise CheckpointError(f"tensor output.weight is missing in {files[0]}, and params.json has no tied_embeddings")
-    return family, _config(params, source), source
+    config = _config(params, source)
+    return family, config, special_tokens(family, config), source
 
 
 def _is_mistral(params: Mapping[str, Any]) -> bool:
@@ -90,8 +91,7 @@ def _refuse(params: Mapping[str, Any]) -> None:
         )
     if _is_mistral(params) and params.get("rope_theta") is None:
         raise CheckpointError(
-            "params.json has no 'rope_theta', for which Mistral's code and transformers take different values; convert "
-            "the model's Hugging Face release"
+            "params.json has no 'rope_theta', on whose default projects disagree; convert the Hugging Face release"
         )
 
 

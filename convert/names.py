@@ -89,8 +89,7 @@ def meta_row(name: str) -> Row | None:
 def unprefixed(tensors: Mapping[str, Value], source: Path, known: Collection[str]) -> dict[str, Value]:
     """A source's tensors, without tables of rotary angles, and without what tools add to names, such as `module.`.
 
-    The source has one of the `known` names; the text before that name in the files is the prefix. Raises
-    CheckpointError for a tensor that occurs with and without the prefix.
+    The text before one of the `known` names is the prefix. Raises CheckpointError for a tensor with and without it.
     """
     unwrapped = {name: _WRAPPER.sub("", name) for name in tensors}
     ends = tuple(f".{name}" for name in known)

@@ -11,29 +11,30 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.tokenizer import FILES, GENERIC, VOCABULARIES, class_of, load_tokenizer
-from jaxspec.convert import gguf, gguf_tokenizer, vocabulary
-from jaxspec.convert.folders import check_present
+from jaxspec.checkpoint.tokenizer import FILES, GENERIC, class_of, load_tokenizer
+from jaxspec.convert import gguf, gguf_tokenizer, meta, vocabulary
+from jaxspec.convert.folders import TOKENIZERS, check_present
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
 
-def bring(source: Path, folder: Path, from_meta: bool = False, from_gguf: bool = True) -> str | None:
-    """Copies the tokenizer of a model in `source` into `folder`, and writes its tokenizer.json if it has none.
+def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
+    """Copies the tokenizer of a model, or of a folder `named` instead, and writes its tokenizer.json if it has none.
 
-    That of a GGUF file goes before other files, unless `from_gguf` is false. Returns its class
-    (`checkpoint.tokenizer.class_of`); None, with a warning, if there is none that can be read.
+    That of a GGUF file goes before other files. Returns its class (`checkpoint.tokenizer.class_of`); None, with a
+    warning, if there is none that can be read.
     """
     try:
-        if from_gguf and (file := gguf.find(source)) is not None:
+        if named is None and (file := gguf.find(source)) is not None:
             for name, text in _in_gguf(file).items():
                 (folder / name).write_text(text, encoding="utf-8")
             if has_tokenizer(folder):
                 return GENERIC
         # LLaMA 1 has its tokenizer next to the folders of its sizes.
-        places = (source, source.parent) if from_meta else (source,)
+        places = (source, source.parent) if named is None and meta.is_meta(source) else (named or source,)
+        source = named or source
         if (at := next((place for place in places if has_tokenizer(place)), None)) is None:
-            raise ValueError("it has none of the files " + ", ".join(("tokenizer.json", *VOCABULARIES)))
+            raise ValueError(f"it has none of the files {', '.join(TOKENIZERS)}")
         copy(at, folder)
         if (at / "tokenizer.json").is_file():
             _name_what_is_ignored(at, at)
@@ -74,40 +75,28 @@ def copy(source: Path, folder: Path) -> None:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds a Hugging Face tokenizer."""
-    return any((folder / name).is_file() for name in ("tokenizer.json", *VOCABULARIES))
+    return any((folder / name).is_file() for name in TOKENIZERS)
 
 
-def check_tokenizer(folder: Path) -> None:
-    """Raises CheckpointError unless a folder named by the user holds a Hugging Face tokenizer."""
-    if folder.is_file():
-        raise CheckpointError(f"{folder} is a file; name the folder that holds the tokenizer")
-    if not has_tokenizer(folder):
-        raise CheckpointError(
-            f"{folder} holds no Hugging Face tokenizer ({', '.join(('tokenizer.json', *VOCABULARIES))}); name another "
-            "--tokenizer"
-        )
-
-
-def check_readable(source: Path, from_gguf: bool = True) -> None:
-    """Raises CheckpointError if the tokenizer of a folder or GGUF file is not whole, or cannot be read."""
-    for file in files(source):
+def check_readable(source: Path, named: Path | None = None) -> None:
+    """Raises CheckpointError if the tokenizer of a model is not whole or cannot be read; arguments as in `bring`."""
+    if named is not None and not has_tokenizer(named):
+        raise CheckpointError(f"{named} holds no Hugging Face tokenizer; name another --tokenizer")
+    for file in files(named or source):
         check_present(file)
-    if from_gguf and (file := gguf.find(source)) is not None:
+    if named is None and (file := gguf.find(source)) is not None:
         _in_gguf(file)
-    elif (source / "tokenizer.json").is_file():
-        load_tokenizer(source)
+    elif ((named or source) / "tokenizer.json").is_file():
+        load_tokenizer(named or source)
 
 
-def replace(source: Path, checkpoint: Path, from_meta: bool) -> None:
-    """Replaces the tokenizer of a checkpoint by that of `source`, its original model. No weight is read or written.
-
-    Raises CheckpointError if `source` has no tokenizer that can be read; then the checkpoint is as before.
-    """
+def replace(source: Path, checkpoint: Path) -> None:
+    """Replaces a checkpoint's tokenizer by that of `source`, its original model; a CheckpointError if it has none."""
     config = config_json.read_config(checkpoint)
     check_readable(source)
     with tempfile.TemporaryDirectory() as temporary:
         new = Path(temporary)
-        if (kind := bring(source, new, from_meta)) is None:
+        if (kind := bring(source, new)) is None:
             raise CheckpointError(f"{source} holds no tokenizer that can be read, so {checkpoint} keeps its own")
         found = {file.relative_to(new): file.read_bytes() for file in files(new)}
     for file in files(checkpoint):

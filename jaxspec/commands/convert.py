@@ -20,13 +20,11 @@ COMMANDS = {
 
 def convert_llama(settings: Llama) -> None:
     from jaxspec.commands import model_files, shard_stream
-    from jaxspec.convert import folders, llama, tokenizer
+    from jaxspec.convert import folders, llama
 
     model = model_files.look(settings.src, settings.revision) if in_bucket(settings.out) else None
     if model is None:
         settings.hosts.join()
-    if settings.tokenizer is not None:
-        tokenizer.check_tokenizer(settings.tokenizer)
     how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)
     if model is not None:
         shard_stream.convert(model, *how, settings.hosts.place())
@@ -113,11 +111,10 @@ def export(settings: Export) -> None:
 
 
 def replace_tokenizer(settings: Tokenizer) -> None:
-    from jaxspec.convert import folders, meta, tokenizer
+    from jaxspec.convert import folders, tokenizer
 
     with folders.at_hand(settings.src, settings.revision, folders.TOKENIZERS) as source:
-        from_meta = meta.is_meta(source) and not (source / "tokenizer.json").is_file()
-        tokenizer.replace(source, settings.path, from_meta)
+        tokenizer.replace(source, settings.path)
 
 
 def describe(settings: Inspect) -> None:

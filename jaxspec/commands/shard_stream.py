@@ -93,7 +93,7 @@ def convert(
         source = model.configs(folder)
         planned, tensors = llama.plan(source, dtype, headers(shards))
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)
-        tokenizer.check_readable(tokenizer_from or source, tokenizer_from is None)
+        tokenizer.check_readable(source, tokenizer_from)
         about = {"source": model.name, "version": model.version, "dtype": dtype, "quantize": quantize}
         about |= {} if tokenizer_from is None else {"tokenizer": str(tokenizer_from)}
         if not atomic.resume_in_bucket(out, json.dumps(about)):
@@ -104,7 +104,7 @@ def convert(
         missing = sum(not file.record.exists() for file in files)
         complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
         if not missing:
-            _complete(out, [file.record for file in files], config, tokenizer_from or source, tokenizer_from is None)
+            _complete(out, [file.record for file in files], config, source, tokenizer_from)
             if place[1] == 1:
                 atomic.end_in_bucket(out)
     disk, memory = filesize.decimal(shards.most), filesize.decimal(peak_memory())
@@ -115,11 +115,10 @@ def convert(
     llama.say_written(out, config)
 
 
-def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: Path, from_gguf: bool) -> None:
-    """Makes the parts of all files the checkpoint's parameters, and writes the rest of it. Hosts may do so at once.
-
-    `tokens` and `from_gguf` are those of `tokenizer.bring`.
-    """
+def _complete(
+    out: Path, records: list[Path], config: CheckpointConfig, source: Path, tokenizer_from: Path | None
+) -> None:
+    """Makes the parts of all files the checkpoint's parameters, and writes the rest of it. Hosts may do so at once."""
     try:
         found = [json.loads(record.read_text()) for record in records]
     except FileNotFoundError:  # another host has completed it
@@ -127,7 +126,7 @@ def _complete(out: Path, records: list[Path], config: CheckpointConfig, tokens: 
     parameters.write_index(out / "params", {part: names for each in found for part, names in each["parts"].items()})
     digests = checksums.digests(out, [f"params/{parameters.PARTS}"])
     checksums.write_digests(out, digests | {name: sha for each in found for name, sha in each["sha256"].items()})
-    kind = tokenizer.bring(tokens, out, from_gguf=from_gguf)
+    kind = tokenizer.bring(source, out, tokenizer_from)
     config_json.write_config(out, dataclasses.replace(config, tokenizer_class=kind))
     buckets.remove(out / RECORDS)
 

@@ -199,7 +199,7 @@ def test_llama_3s_tokenizer_model_is_metas(
     lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in text.items()]
     (meta / "tokenizer.model").write_bytes(b"\n".join(lines))
     (tmp_path / "out").mkdir()
-    assert tokenizer.bring(meta, tmp_path / "out", from_meta=True) == "PreTrainedTokenizerFast"
+    assert tokenizer.bring(meta, tmp_path / "out") == "PreTrainedTokenizerFast"
     assert not capsys.readouterr().err
     ours = load_tokenizer(tmp_path / "out")
     assert ours is not None
@@ -278,8 +278,10 @@ def test_the_package_that_reads_sentencepiece_is_named(
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model)
     (tmp_path / "out").mkdir()
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    for from_meta in (False, True):
-        assert tokenizer.bring(tmp_path, tmp_path / "out", from_meta) is None
+    for of_meta in (False, True):
+        if of_meta:
+            (tmp_path / "params.json").write_text("{}")
+        assert tokenizer.bring(tmp_path, tmp_path / "out") is None
         assert "pip install sentencepiece protobuf" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
 
