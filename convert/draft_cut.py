@@ -103,9 +103,7 @@ def read_ids(path: Path) -> list[int]:
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
     is_id = lambda value: type(value) is int and abs(value) < 2**31
     if not isinstance(values, list) or not values or not all(map(is_id, values)):
-        raise CheckpointError(
-            f"{path} holds no list of token ids: it must have at least one, all whole numbers of at most 32 bits"
-        )
+        raise CheckpointError(f"{path} holds no list of token ids: it must have at least one, all of at most 32 bits")
     return values
 
 

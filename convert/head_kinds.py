@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.convert import gguf, meta
 from jaxspec.convert.folders import read_config
-from jaxspec.convert.head_parts import section
+from jaxspec.convert.head_parts import PublishedConfig, section
 from jaxspec.convert.hf_config import ARCHITECTURES, integer
 from jaxspec.convert.readers import Source, open_directory
 
@@ -68,7 +69,6 @@ _WHAT = {
     "eagle3": "an EAGLE-3 head",
     "dflash": "a DFlash head",
     "medusa": "Medusa heads",
-    "speculators": "a head in the speculators format of another kind than EAGLE-3, DFlash and DSpark",
     "model": "a whole model and no head; use `jaxspec-convert llama`",
     "unknown": "no head of a known kind: neither fc.weight nor a decoder layer nor 0.0.linear.weight is among its "
     "tensors",
@@ -78,8 +78,11 @@ _DFLASH = re.compile(r"(?!.*(midlayer|layers\.\d+)\.)(.*\.)?hidden_norm\.weight"
 _MEDUSA = re.compile(r"(.*\.)?medusa_head\..*|\d+\.\d+\.linear\.(weight|bias)")
 
 
-def kind_of(source: Path, config: Mapping[str, Any]) -> str:
-    """The kind of head in a folder, by its config if that is clear, otherwise by the names of its tensors."""
+def kind_of(source: Path) -> str:
+    """The kind of head in a folder, by its config if that is clear, otherwise by its tensors' names; or `model`."""
+    if gguf.find(source) is not None or meta.is_meta(source):
+        return "model"
+    config = read_config(source)
     if "medusa_num_heads" in config or any(source.glob("medusa_lm_head.*")):
         return "medusa"
     own = [config, *(section for name in SECTIONS if isinstance(section := config.get(name), dict))]
@@ -87,15 +90,14 @@ def kind_of(source: Path, config: Mapping[str, Any]) -> str:
     keys = [key for each in own for key, value in each.items() if value]
     tensors = open_directory(source)
     for kind, *patterns in _TABLE:
-        if any(map(_matches, patterns, (types, classes_of(config), keys, tensors))):
+        if any(map(_matches, patterns, (types, _classes(config), keys, tensors))):
             return kind
-    if config.get("speculators_model_type") is not None:
-        return "speculators"
+    if (kind := config.get("speculators_model_type")) is not None:
+        return f"a head in the speculators format of the kind {kind!r}"
     return "eagle" if config.get("model_type") == "eagle" else _by_tensors(tensors)
 
 
-def classes_of(config: Mapping[str, Any]) -> list[Any]:
-    """The class names in `architectures`."""
+def _classes(config: Mapping[str, Any]) -> list[Any]:
     found = config.get("architectures")
     return found if isinstance(found, list) else [found]
 
@@ -159,8 +161,8 @@ class Keys:
     """The settings of a kind of head, besides those without effect."""
 
     read: frozenset[str]  # those that its conversion reads at the top level
-    nested: frozenset[str]  # those that it reads in one of `SECTIONS`
-    fixed: Mapping[str, Any]  # those that must have a value, at either place
+    fixed: Mapping[str, Any]  # those that must have a value, there or in one of `SECTIONS`
+    nested: frozenset[str] = frozenset()  # those that it reads in one of `SECTIONS`
     classes: tuple[str, ...] = ()  # what `architectures` may name, beside the classes of the kind in `_TABLE`
     layers: str = "transformer_layer_config"  # the object that describes the layers, unless the top level does
 
@@ -178,45 +180,37 @@ _DFLASH_OFF = "shift_label use_swa use_confidence_head"
 _KEYS = {
     "eagle": Keys(
         _words("bias qkv_bias eagle_fc_bias model method truncated_vocab_size"),
-        frozenset(),
         {**_OF_LAYERS, "is_causal": True},
-        _LLAMAS,
-        "model",
+        classes=_LLAMAS,
+        layers="model",
     ),
     "eagle3": Keys(
         _FUSED | NORMS | {"eagle_config", LISTED, OUTPUTS},
-        NORMS | {LISTED},
         {
             **_OF_LAYERS,
             **dict.fromkeys(_words(_EAGLE3_ON), True),
             **dict.fromkeys(_words("bias qkv_bias use_mtp_layernorm"), False),
             **dict.fromkeys(_words("parallel_draft_step parallel_draft_heads_num_layers"), 1),
         },
+        NORMS | {LISTED},
         _LLAMAS,
     ),
     "dflash": Keys(
         _FUSED | _BLOCKS | _DSPARK | {"dflash_config", "dspark_config", INPUTS, "sliding_window_non_causal"},
-        _BLOCKS | _DSPARK,
         {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False), "attention_mode": "gqa"},
+        _BLOCKS | _DSPARK,
     ),
-    "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), frozenset(), {"medusa_num_layers": 1}),
+    "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), {"medusa_num_layers": 1}),
 }
 # Settings that may differ between two places: each has its own meaning there, or the files decide.
 _OF_EACH = _words("architectures model_type tie_word_embeddings") | {LISTED}
 
 
-def read(source: Path, kind: str) -> dict[str, Any]:
-    """The config.json of a head, checked; settings of its own that are null are left out.
-
-    Raises CheckpointError if the folder holds another kind of head, or a setting is unknown, contradicts another, or
-    means something that jaxspec does not compute.
-    """
+def read(source: Path, kind: str) -> PublishedConfig:
+    """The config.json of a head, without its nulls. Raises CheckpointError for what jaxspec does not read."""
     raw, file, keys = read_config(source), source / "config.json", _KEYS[kind]
-    if (found := kind_of(source, raw)) != kind:
-        what = _WHAT.get(found, f"{found}; jaxspec does not read such heads yet")
-        if found == "speculators":
-            what = f"{what}: speculators_model_type {raw['speculators_model_type']!r}"
-        raise CheckpointError(f"{source} holds {what}")
+    if (found := kind_of(source)) != kind:
+        raise CheckpointError(f"{source} holds {_WHAT.get(found, f'{found}; jaxspec does not read such heads yet')}")
     if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
         raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")
     raw = {key: value for key, value in raw.items() if value is not None or key in _LAYER}
@@ -227,26 +221,26 @@ def read(source: Path, kind: str) -> dict[str, Any]:
     for each in own:
         _check(each, keys.nested, keys.fixed, file)
     _refuse_twice([raw, *own, layers], file)
+    classes = _classes(raw)
     if kind != "medusa":  # its config describes the target's layers, if any
-        described, classes = layers or raw, [name for name in classes_of(raw) if name is not None]
+        described = layers or raw
         if (family := described.get("model_type")) not in _MODEL_TYPES:
             raise CheckpointError(f"{file} has model_type {family!r}, and jaxspec reads no heads with such layers")
         known = [*keys.classes, *(name for row in _TABLE if row.kind == kind for name in row.classes.split("|"))]
-        if classes and (len(classes) > 1 or classes[0] not in known):
-            raise CheckpointError(
-                f"{file} has architectures {classes}, and jaxspec reads such heads of {', '.join(known)}"
-            )
+        named = [name for name in classes if name is not None]
+        if named and (len(named) > 1 or named[0] not in known):
+            raise CheckpointError(f"{file} has architectures {named}, and such heads are read of {', '.join(known)}")
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]
         theta = {"rope_theta": described.get("rope_theta")}
         _refuse_twice([theta, *ropes], file)
         if all(ropes) and theta | ropes[0] != theta | ropes[1]:
             raise CheckpointError(
-                f"{file} gives rope_parameters {ropes[0]} and rope_scaling {ropes[1]}, and projects disagree on which "
-                "counts; delete the one that the head's training did not read"
+                f"{file} has rope_parameters {ropes[0]} and rope_scaling {ropes[1]}, and projects disagree; delete one"
             )
         integer(raw, "num_target_layers", str(file), otherwise=1)
-    return raw
+    given = {key: value for place in (raw, *own) for key, value in place.items()}
+    return PublishedConfig(source, raw, given, classes)
 
 
 def _check(values: Mapping[str, Any], read: frozenset[str], fixed: Mapping[str, Any], file: Path) -> None:
@@ -256,13 +250,10 @@ def _check(values: Mapping[str, Any], read: frozenset[str], fixed: Mapping[str, 
             continue
         if key not in fixed:
             raise CheckpointError(
-                f"{file} sets {key!r}, which is unknown here and may change what the head computes; delete "
-                "it if the project that wrote the head ignores it"
+                f"{file} sets {key!r}, which is unknown here; delete it if the project that wrote the head ignores it"
             )
         if value != fixed[key] or isinstance(value, bool) != isinstance(fixed[key], bool):
-            raise CheckpointError(
-                f"{file} sets {key!r} to {value!r}, and jaxspec only reads heads where it is {fixed[key]!r}"
-            )
+            raise CheckpointError(f"{file} sets {key!r} to {value!r}, and jaxspec only reads {fixed[key]!r}")
 
 
 def _refuse_twice(places: Sequence[Mapping[str, Any]], file: Path) -> None:

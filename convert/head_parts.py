@@ -16,7 +16,7 @@ from jaxspec.checkpoint.heads import HeadConfig
 from jaxspec.convert import hf_config
 from jaxspec.convert.folders import MODEL_FILES
 from jaxspec.convert.hf_config import integer
-from jaxspec.convert.names import unprefixed
+from jaxspec.convert.names import is_kernel, unprefixed
 from jaxspec.convert.readers import Source, Tensor, check_dtypes, open_directory
 from jaxspec.convert.transfer import match
 from jaxspec.decoding.drafter import Drafter, HeadShape
@@ -30,6 +30,7 @@ from jaxspec.model.config import LlamaConfig
 # token j + d2t[j]. `t2d` [V] bool is true for target tokens in the draft vocabulary; some files hold 0 and 1 instead.
 DRAFT_MAPS = ("d2t", "t2d")
 _LAYER = re.compile(r"layers\.(\d+)\.")
+INCOMPLETE = "the files are incomplete, or their config is another head's"
 _SPECULATORS_VERSION = "0.9.0"  # of the format that is written
 
 
@@ -37,13 +38,12 @@ _SPECULATORS_VERSION = "0.9.0"  # of the format that is written
 class Taps:
     """The target layers whose inputs a head reads."""
 
-    layers: tuple[int, ...] | None  # from 0; None: those of its authors' code
+    layers: tuple[int, ...] | Callable[[int], tuple[int, ...]]  # from 0, or a function of the target's number of layers
     reason: str  # why these layers, as a message for users
-    default: Callable[[int], tuple[int, ...]]  # those of its authors' code, from the target's number of layers
 
     def of(self, target_layers: int) -> tuple[int, ...]:
         """The layers in a target of `target_layers` layers."""
-        return self.default(target_layers) if self.layers is None else self.layers
+        return self.layers(target_layers) if callable(self.layers) else self.layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,19 +69,16 @@ class PublishedHead:
         settings = self.settings
         if self.taps is not None:
             count, fc = len(self.taps.of(1)), found.get("fc.weight")
-            wide = fc is not None and len(fc.shape) == 2 and fc.shape[1] >= fc.shape[0]  # else `match` reports it
-            if fc is not None and wide and (reads := fc.shape[1] // self.hidden_size) != count:
+            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
                 raise CheckpointError(
-                    f"fc.weight in {source} reads {reads} layers of the target, and {count} are named: "
-                    f"{self.taps.reason}; name them with --taps"
+                    f"fc.weight in {source} reads {reads} layers, and {count} are named: {self.taps.reason}; use --taps"
                 )
             settings = {**settings, "taps": [0] * count}
         assert self.model is not None
         held = {int(one[1]) for name in found if (one := _LAYER.match(name))}
         if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
             raise CheckpointError(
-                f"{source / 'config.json'} has num_hidden_layers {self.model.num_layers}, and the files hold "
-                f"{max(held) + 1}; they are incomplete, or their config is another head's"
+                f"{source} has num_hidden_layers {self.model.num_layers}, the files hold {max(held) + 1}; {INCOMPLETE}"
             )
         shape = HeadShape(self.model, settings)
         try:
@@ -108,6 +105,10 @@ class OwnHead:
         return self.target, self.goal
 
 
+Unsupported = Mapping[str, Sequence[tuple[bool, str]]]
+"""By format: what a head may have that the format, or the code that reads it, does not support, and whether it has."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Files:
     """What is written for a head."""
@@ -119,57 +120,68 @@ class Files:
     name: str = "model.safetensors"
 
 
-def is_speculators(raw: Mapping[str, Any]) -> bool:
-    """Whether a config has the layout of speculators and vLLM."""
-    return not raw.keys().isdisjoint(("speculators_model_type", "speculators_config", "transformer_layer_config"))
+@dataclasses.dataclass(frozen=True)
+class PublishedConfig:
+    """The config.json of a published head, as `head_kinds.read` checks it."""
 
+    source: Path
+    raw: dict[str, Any]  # its top level
+    given: dict[str, Any]  # the top level and the objects with the head's own settings
+    classes: list[Any]  # the class names in `architectures`
 
-def layers_config(raw: Mapping[str, Any], source: Path) -> Mapping[str, Any]:
-    """The part of a config that describes the head's layers. Raises CheckpointError if it is missing."""
-    layers = raw.get("transformer_layer_config") if is_speculators(raw) else raw
-    if not isinstance(layers, dict):
-        raise CheckpointError(f"{source / 'config.json'} must describe the head's layers in 'transformer_layer_config'")
-    return layers
+    @property
+    def file(self) -> Path:
+        return self.source / "config.json"
+
+    @property
+    def is_speculators(self) -> bool:
+        """Whether it has the layout of speculators and vLLM."""
+        keys = ("speculators_model_type", "speculators_config", "transformer_layer_config")
+        return not self.raw.keys().isdisjoint(keys)
+
+    @property
+    def layout(self) -> str:
+        """The project whose layout it has."""
+        if self.is_speculators:
+            return "speculators and vLLM"
+        if "Qwen3DSparkModel" in self.classes or "Qwen3Eagle3Model" in self.classes:
+            return "DeepSpec"
+        own_class = "DSparkDraftModel" in self.classes or "LlamaForCausalLMEagle3" in self.classes
+        own_settings = "eagle_config" in self.raw or self.raw.get("dspark_config")
+        if own_class or own_settings or self.given.get("projector_type") == "dspark":
+            return "SpecForge and SGLang"
+        return "its authors"
+
+    @property
+    def layers(self) -> dict[str, Any]:
+        """The settings of the head's layers. Raises CheckpointError if they are missing."""
+        layers = self.raw.get("transformer_layer_config") if self.is_speculators else self.raw
+        if not isinstance(layers, dict):
+            raise CheckpointError(f"{self.file} must describe the head's layers in 'transformer_layer_config'")
+        return layers
 
 
 def shape_of(
-    layers: Mapping[str, Any],
-    raw: Mapping[str, Any],
-    source: Path,
-    *,
-    any_width: bool = False,
-    **read_as: Any,
-) -> LlamaConfig:
-    """Shape of the layers that `layers`, a part of the config `raw`, describes.
+    config: PublishedConfig, layers: Mapping[str, Any], *, any_width: bool = False, **read_as: Any
+) -> tuple[LlamaConfig, tuple[int, ...]]:
+    """The shape of the layers with these settings, and their windows (`windows_of`).
 
-    Args:
-        any_width: whether it may differ from the target's width.
-        read_as: settings that have these values whatever the target is, such as `model_type`.
+    `any_width` allows another width than the target's; `read_as` are settings that override the config's.
     """
-    file = source / "config.json"
-    windows_of(layers, source)
+    windows = windows_of(layers, config.file)
     shape = hf_config.to_llama({**layers, "architectures": None, **read_as})
-    width = integer(raw, "target_hidden_size", str(file), shape.hidden_size)
+    width = integer(config.raw, "target_hidden_size", str(config.file), shape.hidden_size)
     if width != shape.hidden_size and not any_width:
-        raise CheckpointError(
-            f"{file} has target_hidden_size {width} and hidden_size {shape.hidden_size}; jaxspec only supports such "
-            "heads that are as wide as their target"
-        )
-    return shape
+        raise CheckpointError(f"{config.file} has target_hidden_size {width}; heads must be as wide as their target")
+    return shape, windows
 
 
-def windows_of(layers: Mapping[str, Any], source: Path) -> tuple[int, ...]:
-    """The sliding window of each of a head's layers, 0 for a layer without one; empty if none has one.
-
-    Raises CheckpointError where the config does not give them, or contradicts itself.
-    """
-    file, types, window = source / "config.json", layers.get("layer_types"), layers.get("sliding_window")
+def windows_of(layers: Mapping[str, Any], file: Path) -> tuple[int, ...]:
+    """The sliding window of each of a head's layers, 0 for none; empty if none has one. Raises CheckpointError."""
+    types, window = layers.get("layer_types"), layers.get("sliding_window")
     if not types:
         if window is not None and layers.get("use_sliding_window") is not False:
-            raise CheckpointError(
-                f"{file} sets sliding-window attention (sliding_window {window}) and no layer_types, so the layers "
-                "that it is for are not known; add layer_types"
-            )
+            raise CheckpointError(f"{file} sets sliding-window attention (sliding_window {window}), and no layer_types")
         return ()
     known = {"full_attention": False, "sliding_attention": True}
     if other := [each for each in types if str(each) not in known] if isinstance(types, list) else [types]:
@@ -178,13 +190,9 @@ def windows_of(layers: Mapping[str, Any], source: Path) -> tuple[int, ...]:
         return ()
     if layers.get("use_sliding_window") is False:
         raise CheckpointError(f"{file} has layer_types 'sliding_attention', and use_sliding_window false")
-    if window is None:
-        raise CheckpointError(f"{file} has layer_types 'sliding_attention', and no sliding_window")
-    size = integer(layers, "sliding_window", str(file))
-    if len(types) != layers.get("num_hidden_layers"):
-        raise CheckpointError(
-            f"{file} has layer_types for {len(types)} layers, and num_hidden_layers {layers.get('num_hidden_layers')}"
-        )
+    size, layer_count = integer(layers, "sliding_window", str(file)), layers.get("num_hidden_layers")
+    if len(types) != layer_count:
+        raise CheckpointError(f"{file} has {len(types)} layer_types, and num_hidden_layers {layer_count}")
     return tuple(size * known[each] for each in types)
 
 
@@ -212,27 +220,19 @@ def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
 
 
 def listed_layers(values: Mapping[str, Any], key: str, file: Path, ascending: bool = False) -> tuple[int, ...] | None:
-    """The layer numbers listed in a config; None without a list.
-
-    Raises CheckpointError for an invalid list, or, if it has to be `ascending`, one that is not.
-    """
+    """The layer numbers listed in a config, None without a list; a CheckpointError if invalid or not `ascending`."""
     if (found := values.get(key)) is None:
         return None
     if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
         raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {reprlib.repr(found)}")
     if ascending and found != sorted(set(found)):
-        raise CheckpointError(
-            f"{file} lists {reprlib.repr(found)} as {key!r}, and the code that reads it takes layers in ascending "
-            "order; name the layers in the order of the head's training with --taps"
-        )
+        raise CheckpointError(f"{file} lists {reprlib.repr(found)} as {key!r}, not in ascending order; use --taps")
     return tuple(found)
 
 
-def disorder(taps: Sequence[int]) -> str:
-    """Why layers in this order cannot be listed where `listed_layers` has to be ascending; empty if they can."""
-    listed = ", ".join(map(str, taps))
-    ordered = list(taps) == sorted(set(taps))
-    return "" if ordered else f"reads the layers {listed} in this order, where the format has ascending ones"
+def disorder(taps: Sequence[int]) -> tuple[bool, str]:
+    """Of `Unsupported`: whether these layers are in an order that `listed_layers` refuses where it has to ascend."""
+    return list(taps) != sorted(set(taps)), f"reads the layers {', '.join(map(str, taps))} in this order"
 
 
 def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
@@ -243,33 +243,24 @@ def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def read_draft_vocabulary(
-    raw: Mapping[str, Any], found: dict[str, Tensor], vocab_size: int, source: Path
-) -> str | None:
+def read_draft_vocabulary(config: PublishedConfig, found: dict[str, Tensor], vocab_size: int) -> str | None:
     """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
     `d2t` and `t2d` are removed from `found`, the head's tensors. Raises CheckpointError where they are not valid.
     """
+    source, given = config.source, config.raw.get("draft_vocab_size")
     maps = {name: found.pop(name) for name in DRAFT_MAPS if name in found}
-    lm_head, given = found.get("lm_head.weight"), raw.get("draft_vocab_size")
+    lm_head = found.get("lm_head.weight")
     if lm_head is not None and len(lm_head.shape) != 2:
         raise CheckpointError(f"lm_head.weight in {source} has shape {list(lm_head.shape)}, and must be a matrix")
     drafted = vocab_size if lm_head is None else lm_head.shape[0]
     if given not in (None, drafted):
         held = "tensor lm_head.weight is missing" if lm_head is None else f"lm_head.weight has {drafted} rows"
-        raise CheckpointError(
-            f"{source / 'config.json'} has draft_vocab_size {given}, and {held}; the files are incomplete, or their "
-            "config is another head's"
-        )
-    if drafted > vocab_size:
-        raise CheckpointError(
-            f"lm_head.weight in {source} has {drafted} rows, but the target has only {vocab_size} tokens"
-        )
+        raise CheckpointError(f"{config.file} has draft_vocab_size {given}, and {held}; {INCOMPLETE}")
     if "d2t" not in maps:
         if drafted < vocab_size or maps:
             raise CheckpointError(
-                f"tensor d2t is missing in {source}; without it, the {drafted} of {vocab_size} tokens of "
-                "lm_head.weight are not known; the files are incomplete"
+                f"tensor d2t is missing in {source}, which gives the {drafted} of {vocab_size} tokens of lm_head.weight"
             )
         return None
     offsets = _read_map(maps["d2t"], "iu", "whole numbers", drafted)
@@ -282,9 +273,7 @@ def read_draft_vocabulary(
         say(f"warning: t2d in {source} was never filled and is ignored, since the head drafts the whole vocabulary")
         inside = None
     if drafted < vocab_size and not offsets.any() and (inside is None or inside.all()):
-        raise CheckpointError(
-            f"d2t in {source} is 0 everywhere, so it was never filled; use d2t and t2d of the head's training"
-        )
+        raise CheckpointError(f"d2t in {source} is 0 everywhere, so it was never filled; use that of its training")
     ids = offsets.astype(np.int64) + np.arange(drafted)
     if (np.diff(ids) <= 0).any():
         raise CheckpointError(f"d2t in {source} gives ids that do not ascend, so it does not hold offsets")
@@ -294,23 +283,19 @@ def read_draft_vocabulary(
         raise CheckpointError(f"d2t in {source}: {error}") from error
     if inside is not None and not np.array_equal(np.flatnonzero(inside), ids):
         raise CheckpointError(
-            f"d2t and t2d in {source} name different tokens ({len(ids)} and {inside.sum()}); one of them belongs to "
-            "another head, or d2t holds ids instead of offsets"
+            f"d2t and t2d in {source} name different tokens ({len(ids)} and {inside.sum()}); one of them is another "
+            "head's, or d2t holds ids instead of offsets"
         )
     return mask
 
 
 def _read_map(tensor: Tensor, kinds: str, words: str, size: int) -> np.ndarray:
+    where = f"tensor {tensor.name} in {tensor.file}"
     if tensor.shape != (size,):
-        raise CheckpointError(
-            f"tensor {tensor.name} in {tensor.file} has shape {list(tensor.shape)}, and must have [{size}]"
-        )
+        raise CheckpointError(f"{where} has shape {list(tensor.shape)}, and must have [{size}]")
     whole = re.fullmatch(r"bool|u?int\d+|[iu]\d+", tensor.dtype.lower())
     if not whole or (array := tensor.read()).dtype.kind not in kinds:
-        raise CheckpointError(
-            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and must hold {words}; if it was cast "
-            "along with the weights, take the files from before that"
-        )
+        raise CheckpointError(f"{where} has dtype {tensor.dtype}, and must hold {words}; take files that were not cast")
     return array
 
 
@@ -325,17 +310,17 @@ def draft_maps(mask: str | None, vocab_size: int) -> dict[str, np.ndarray]:
 def with_targets(head: OwnHead, *names: Literal["embedding", "head.kernel"]) -> dict[str, np.ndarray]:
     """The arrays of a head, with the target's embedding or LM head, as named, where it has none of its own."""
     target, goal = head.with_target()
-    both = {"embedding": "embedding", "head.kernel": lm_head_of(goal)}
-    wanted = {ours: both[ours] for ours in names if ours not in head.arrays}
-    if None in wanted.values():
-        raise CheckpointError(
-            f"{target} holds {goal.quantize} weights, and the format repeats the LM head in floats; name a "
-            "checkpoint that was converted without --quantize"
-        )
-    found = parameters.read_arrays(target / "params", set(wanted.values())) if wanted else {}
-    turned = lambda ours, name: found[name].T if ours == "head.kernel" and name == "embedding" else found[name]
-    targets = {ours: turned(ours, name).astype(head.config.source_dtype) for ours, name in wanted.items()}
-    return {**head.arrays, **targets}
+    arrays = dict(head.arrays)
+    for ours in names:
+        if ours in arrays:
+            continue
+        if (theirs := lm_head_of(goal) if ours == "head.kernel" else ours) is None:
+            raise CheckpointError(
+                f"the LM head of {target} is {goal.quantize}; name a checkpoint that was converted without --quantize"
+            )
+        array = parameters.read_arrays(target / "params", [theirs])[theirs].astype(head.config.source_dtype)
+        arrays[ours] = array.T if is_kernel(ours) and not is_kernel(theirs) else array
+    return arrays
 
 
 def lm_head_of(target: CheckpointConfig) -> str | None:
@@ -349,18 +334,19 @@ def as_llama(head: OwnHead) -> dict[str, Any]:
     """The config.json of a head's layers as a LLaMA or, with norms of queries and keys, as a Qwen3."""
     (_, goal), config = head.with_target(), head.config
     if config.model.qk_norm and config.model.mlp_bias:
-        raise CheckpointError(
-            "this head norms queries and keys and has biases of the MLP, which no other project reads together: "
-            "neither a LLaMA's nor a Qwen3's config.json has both"
-        )
+        raise CheckpointError("this head norms queries and keys and has biases of the MLP; no other project reads it")
     family = "qwen3" if config.model.qk_norm else "llama"
     return hf_config.from_checkpoint(
         dataclasses.replace(goal, family=family, model=config.model, source_dtype=config.source_dtype)
     )
 
 
-def warn_of_eagles_layers(model: LlamaConfig, qkv_bias: bool) -> None:
-    """Warns of what layers in EAGLE's own code do not have; `qkv_bias` is whether they have that one."""
+def as_eagles(head: OwnHead, qkv_bias: bool) -> dict[str, Any]:
+    """`as_llama` for EAGLE's own code, with warnings of what that does not compute.
+
+    `qkv_bias` is whether it has biases of queries, keys and values. Of rope_scaling it only reads `type` and `factor`.
+    """
+    model, values = head.config.model, as_llama(head)
     for differs, what in (
         (model.qkv_bias and not qkv_bias, "biases of queries, keys and values"),
         (model.output_bias, "a bias of attention's output"),
@@ -369,22 +355,16 @@ def warn_of_eagles_layers(model: LlamaConfig, qkv_bias: bool) -> None:
     ):
         if differs:
             say(f"warning: this head has {what}, which EAGLE's own code does not compute; SGLang and vLLM do")
-
-
-def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
-    """A config for EAGLE's own code, which only reads `type` and `factor` of rope_scaling; a warning for others."""
     if (scaling := values["rope_scaling"]) is None:
         return values
     if values["rope_theta"] != 10_000:
         say(
-            f"warning: EAGLE's own code takes rope_theta 10000 where a rope is scaled, and this head has "
-            f"{values['rope_theta']:g}; SGLang and vLLM read it"
+            f"warning: EAGLE's own code takes rope_theta 10000 where a rope is scaled, and not {values['rope_theta']:g}"
         )
     original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
     if scaling["rope_type"] == "llama3" or original != values["max_position_embeddings"]:
         say(
-            f"warning: EAGLE's own code does not support this head's rope scaling of type {scaling['rope_type']}, and "
-            "rejects the config; SGLang and vLLM read it"
+            f"warning: EAGLE's own code does not support this head's rope scaling ({scaling['rope_type']}); SGLang does"
         )
         return values
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
@@ -393,8 +373,7 @@ def eagles_rope(values: dict[str, Any]) -> dict[str, Any]:
 def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int, kind: str) -> dict[str, Any]:
     """The entries of config.json that heads of every kind have for speculators and vLLM.
 
-    `layers` is the config.json of the head's layers as a model, `drafted` what vLLM drafts per round by default, `kind`
-    the name of the format's algorithm.
+    `layers` is the config of the head's layers, `drafted` what vLLM drafts per round by default, `kind` the algorithm.
     """
     (target, goal), verifier = head.with_target(), head.verifier
     if verifier is None:
@@ -414,6 +393,7 @@ def speculators_config(head: OwnHead, layers: dict[str, Any], drafted: int, kind
     }
 
 
-def tapped_after(outputs: Sequence[int], where: str, default: Callable[[int], tuple[int, ...]]) -> Taps:
+def tapped_after(outputs: Sequence[int], where: str) -> Taps:
+    """The taps whose layers are listed by their outputs."""
     layers = tuple(layer + 1 for layer in outputs)
-    return Taps(layers, f"{where}, read as layers whose outputs these are, so one more each", default)
+    return Taps(layers, f"{where}, read as layers whose outputs these are, so one more each")

@@ -13,14 +13,14 @@ import numpy as np
 from jaxspec.checkpoint import config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import dflash, eagle, eagle3, head_kinds, medusa
-from jaxspec.convert.folders import format_of, read_config
+from jaxspec.convert.folders import format_of
 from jaxspec.convert.head_parts import OwnHead, PublishedHead, draft_maps, lm_head_of
 from jaxspec.convert.names import is_kernel
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.transfer import main_dtype, read_back, total_bytes, write_json, write_params, write_tensors
 from jaxspec.decoding.drafter import HeadShape
-from jaxspec.drafters import DRAFTERS, draft_vocabulary
-from jaxspec.engine.head_weights import abstract_head
+from jaxspec.drafters import DRAFTERS
+from jaxspec.engine.head_weights import abstract_head, read_shape
 from jaxspec.host.atomic import staged
 from jaxspec.host.terminal import say
 
@@ -36,7 +36,7 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: dflash.Rows | No
         taps: the target layers whose inputs an EAGLE-3 or block head reads; None: those in its config.
         rows: whether each row of a block head drafts its own position or the next; None: by its config.
     """
-    kind = head_kinds.kind_of(source, read_config(source))
+    kind = head_kinds.kind_of(source)
     if rows is not None and kind != "dflash":
         raise ValueError(f"--rows is for DFlash and DSpark heads, and {source} holds none")
     if kind == "dflash":
@@ -70,24 +70,23 @@ def convert(
     head, goal = plan(source, taps, rows), config_json.read_config(target)
     widths = dataclasses.replace(goal.model, vocab_size=head.vocab_size, hidden_size=head.hidden_size)
     heads.check_same_shape(source, widths, goal.model)
-    settings, tensors, stored = dict(head.settings), head.tensors, main_dtype(head.tensors.values())
+    settings, tensors, stored = dict(head.settings), dict(head.tensors), main_dtype(head.tensors.values())
     if head.taps is not None:
         settings = {"taps": _taps(head, source, goal.model.num_layers), **settings}
     lm_head = lm_head_of(goal)
     if head.lm_head is not None and lm_head is not None and not _is_targets(head.lm_head, target, lm_head):
-        raise CheckpointError(
-            f"tensor {head.lm_head.name} in {source} is not the LM head of {target}, which an EAGLE head needs; name "
-            "the target that the head was trained for"
-        )
-    for setting, ours, theirs in (("own_embedding", "embedding", "embedding"), ("own_head", "head.kernel", lm_head)):
-        if setting in settings:
-            unlike = "" if ours not in tensors else _unlike(tensors[ours], target, theirs, stored)
-            settings[setting] = bool(unlike)
-            if settings[setting]:
-                what = "an embedding" if ours == "embedding" else "an LM head"
-                say(f"{source} has {what} of its own, {unlike}: it is kept with the head")
-            else:
-                tensors = {name: tensor for name, tensor in tensors.items() if name != ours}
+        raise CheckpointError(f"tensor {head.lm_head.name} in {source} is not the LM head of {target}; name its target")
+    for setting, ours, theirs, what in (
+        ("own_embedding", "embedding", "embedding", "an embedding"),
+        ("own_head", "head.kernel", lm_head, "an LM head"),
+    ):
+        if setting not in settings:
+            continue
+        if unlike := "" if ours not in tensors else _unlike(tensors[ours], target, theirs, stored):
+            say(f"{source} has {what} of its own, {unlike}: it is kept with the head")
+        else:
+            tensors.pop(ours, None)
+        settings[setting] = bool(unlike)
     if head.options is not None:
         settings = head.options.from_settings(settings).settings
     config = heads.HeadConfig(head.drafter.name, head.model or goal.model, dtype or stored, stored, settings)
@@ -101,7 +100,7 @@ def convert(
             "jaxspec drafts without it, and fewer drafts are accepted"
         )
     if head.taps is not None:
-        say(f"{source} has {head.layout}")
+        say(f"{source} has the layout of {head.layout}")
         say(f"it reads the inputs of layers {', '.join(map(str, settings['taps']))} (from 0): {head.taps.reason}")
     with staged(out, total_bytes(tensors, dtype)) as folder:
         write_params(tensors, dtype, source, folder, out)
@@ -127,24 +126,20 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
     config = heads.read_config(source)
     if config.drafter not in _FORMATS[form]:
         config = heads.read_head(source, _FORMATS[form][0])  # it raises
-    if form in ("eagle", "medusa") and config.settings.get("draft_vocabulary") is not None:
-        raise CheckpointError(
-            f"the head at {source} was cut to a draft vocabulary, which the format cannot store; export the head that "
-            "it was cut from"
-        )
-    goal = None
+    drafter, goal = DRAFTERS[config.drafter](), None
     if form != "medusa":  # its files hold nothing about the target
         target = _target_of(source) if target is None else target
         goal = config_json.read_config(target)
-        heads.check_same_shape(source, config.of_target, goal.model)
-    try:
-        draft_vocabulary.check(config.settings, config.model.vocab_size)
-    except ValueError as error:
-        raise CheckpointError(f"the head at {source} {error}") from error
-    abstract = abstract_head(source, DRAFTERS[config.drafter](), HeadShape(config.model, config.settings))
+        read_shape(source, drafter, goal.model)  # it raises where the head is not for this target
+    abstract = abstract_head(source, drafter, HeadShape(config.model, config.settings))
     arrays = read_back(source, parameters.read_shapes(source / "params", abstract), config)
-    files = _KINDS[config.drafter].files(OwnHead(source, config, arrays, target, goal, verifier), form)
-    maps = draft_maps(config.settings.get("draft_vocabulary"), config.model.vocab_size)
+    head, kind = OwnHead(source, config, arrays, target, goal, verifier), _KINDS[config.drafter]
+    lacks = {each: next((what for has, what in checks if has), "") for each, checks in kind.unsupported(head).items()}
+    if what := lacks[form]:
+        others = " or ".join(each for each in lacks if not lacks[each])
+        advice = f"; use --format {others}" if others else ""
+        raise CheckpointError(f"the head at {source} {what}, which --format {form} cannot describe{advice}")
+    files, maps = kind.files(head, form), draft_maps(config.settings.get("draft_vocabulary"), config.model.vocab_size)
     arrays, published = {**files.arrays, **maps}, lambda ours: ours if ours in maps else files.published(ours)
     with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
         write_tensors(folder / files.name, arrays, published)
@@ -156,15 +151,13 @@ def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
     """The layers that a head reads. Raises CheckpointError if the target cannot be the one of its training."""
     if head.target_layers not in (None, target_layers):
         raise CheckpointError(
-            f"the head at {source} was trained for a target of {head.target_layers} layers, and this target has "
-            f"{target_layers}"
+            f"the head at {source} is for a target of {head.target_layers} layers, and this one has {target_layers}"
         )
     assert head.taps is not None
     layers = head.taps.of(target_layers)
     if head.drafter.name == "dflash" and target_layers in layers:
         raise CheckpointError(
-            f"the head at {source} reads the output of the target's last layer; projects disagree whether that is "
-            "before or after the final norm, so jaxspec does not support it"
+            f"the head at {source} reads the output of the target's last layer, and projects disagree on its norm"
         )
     return list(layers)
 

@@ -11,9 +11,9 @@ from rich import filesize
 
 from jaxspec.checkpoint import checksums, config_json, heads, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import gguf, head_kinds, llama, meta
+from jaxspec.convert import gguf, head_kinds, llama
 from jaxspec.convert import heads as published_heads
-from jaxspec.convert.folders import format_of, read_json
+from jaxspec.convert.folders import format_of
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.tokenizer import has_tokenizer
@@ -31,17 +31,12 @@ def describe(path: Path) -> str:
         "model": _of_source,  # it raises the error of what is none
         "unknown": _of_source,
     }
-    config_file = path / "config.json"
-    is_source = not config_file.is_file() or gguf.find(path) is not None or meta.is_meta(path)
-    kind = format_of(path) or ("model" if is_source else head_kinds.kind_of(path, read_json(config_file)))
+    kind = format_of(path) or (head_kinds.kind_of(path) if (path / "config.json").is_file() else "model")
     return "\n".join(f"{key}: {value}" for key, value in of_kind.get(kind, _of_published_head)(path))
 
 
 def verify(path: Path) -> None:
-    """Compares the parameters of a checkpoint or head, and of its heads, with their checksums, and reports the result.
-
-    Raises CheckpointError if a file is damaged, or there are no checksums.
-    """
+    """Compares all parameters at `path`, those of heads too, with their checksums. Raises CheckpointError."""
     if format_of(path) is None:
         raise CheckpointError(f"{path} is not a jaxspec checkpoint or head, and only these have checksums")
     with progress("checking:", size := checksums.size(path), form=filesize.decimal) as shown:
@@ -93,10 +88,10 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_published_head(path: Path) -> Iterable[tuple[str, Any]]:
     head = published_heads.plan(path)
-    yield "format", head.title if head.layout is None else f"{head.title}, in {head.layout}"
+    yield "format", head.title if head.layout is None else f"{head.title}, in the layout of {head.layout}"
     yield from _of_widths(head.hidden_size, head.vocab_size) if head.model is None else _of_model(head.model)
     if (taps := head.taps) is not None:
-        known = taps.layers is not None or head.target_layers is not None
+        known = not callable(taps.layers) or head.target_layers is not None
         yield "taps", f"{_listed(taps.of(head.target_layers or 0)) if known else 'by the target'} ({taps.reason})"
     yield from _of_settings(head.settings, head.vocab_size)
     yield from _of_files(head.tensors, head.published)

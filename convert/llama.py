@@ -96,7 +96,7 @@ def plan(source: Path, dtype: str | None = None, weights: Source | None = None) 
 def _head_in(source: Path) -> str:
     """What to do with a folder that holds a head and no model; empty for other folders."""
     try:
-        kind = head_kinds.kind_of(source, read_config(source))
+        kind = head_kinds.kind_of(source)
         found = open_directory(source) if weights_file(source) else ()
     except CheckpointError:
         return ""

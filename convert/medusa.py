@@ -11,7 +11,7 @@ from flax import nnx
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, readers
-from jaxspec.convert.head_parts import Files, OwnHead, PublishedHead
+from jaxspec.convert.head_parts import INCOMPLETE, Files, OwnHead, PublishedHead, Unsupported
 from jaxspec.convert.names import MEDUSA
 from jaxspec.convert.readers import Source
 from jaxspec.convert.transfer import match
@@ -19,41 +19,34 @@ from jaxspec.drafters.medusa import Medusa, MedusaHeads
 from jaxspec.host.terminal import say
 
 _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
-_SECOND_BLOCK = re.compile(r"\d+\.[1-9]\d*\.linear\..*")
 
 
 def plan(source: Path) -> PublishedHead:
     """Reads config and headers of published heads; see `heads.plan`."""
-    raw = head_kinds.read(source, "medusa")
+    config = head_kinds.read(source, "medusa")
     found = _open(source)
     readers.check_dtypes(found)
     if found and all(map(_BLOCK.fullmatch, found)):
-        raise CheckpointError(
-            f"{source} holds only residual blocks: these heads share the target's LM head, like those of Medusa's "
-            "legacy trainer, but jaxspec only supports heads with their own LM heads"
-        )
-    if several := next(filter(_SECOND_BLOCK.fullmatch, found), None):
-        raise CheckpointError(
-            f"{source} has heads with several residual blocks (tensor {several}), but jaxspec only supports heads with "
-            "one, like those that Medusa's authors publish"
-        )
+        raise CheckpointError(f"{source} holds only residual blocks, and only heads with their own LM heads are read")
     numbers = {int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()}
     count = 1 + max(numbers, default=-1)
     if count > len(numbers):  # before so many heads are built
         first = next(number for number in itertools.count() if number not in numbers)
         raise CheckpointError(f"tensor {first}.0.linear.bias is missing in {source}, which holds head {count - 1}")
-    named = raw.get("medusa_num_heads", count)
+    named = config.raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
-        raise CheckpointError(
-            f"{source / 'config.json'} has medusa_num_heads {named}, and the files hold {count}; they are incomplete, "
-            "or their config belongs to other heads"
-        )
+        raise CheckpointError(f"{config.file} has medusa_num_heads {named}, and the files hold {count}; {INCOMPLETE}")
     table = found.get("0.1.weight")
     # If the shape is wrong, `match` reports it.
     vocab, width = table.shape if table is not None and len(table.shape) == 2 and all(table.shape) else (1, 1)
     abstract = nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))
     tensors = match(abstract, found, _published, str(source))
     return PublishedHead(Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)
+
+
+def unsupported(head: OwnHead) -> Unsupported:
+    """What the format does not support; see `heads.export`."""
+    return {"medusa": ((head.config.settings.get("draft_vocabulary") is not None, "was cut to a draft vocabulary"),)}
 
 
 def files(head: OwnHead, form: str) -> Files:

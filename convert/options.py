@@ -46,12 +46,10 @@ class Head:
 
     SRC is a folder or a hub id. --target is the checkpoint of the head's target. Heads can have the layout of their
     authors, of SpecForge and SGLang, of DeepSpec, or of speculators and vLLM. Other kinds, and unknown settings in
-    config.json, are refused by name. Tensors that only repeat the target are left out. OUT appears only after
-    everything has been checked and written.
+    config.json, are refused by name. Tensors that only repeat the target are left out.
 
-    With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: the
-    LM head keeps only the columns of those tokens. Drafting gets faster. The head can no longer draft the other tokens,
-    but the target can still generate them, so the text stays the same.
+    With --draft-ids or --draft-vocab, SRC is a jaxspec head, and OUT is that head with a smaller draft vocabulary: its
+    LM head keeps only the columns of those tokens. It drafts faster, and the text stays the target's.
 
     For example: jaxspec-convert head yuhuili/EAGLE-llama2-chat-7B llama2/heads/eagle --target llama2
 

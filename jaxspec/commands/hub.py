@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.convert import folders, gguf, head_kinds, heads, hf_config, llama, meta
+from jaxspec.convert import folders, head_kinds, heads, hf_config, llama
 from jaxspec.evaluate.run_description import weights_sha256
 from jaxspec.host.environment import cache_folder
 from jaxspec.host.terminal import say
@@ -38,9 +38,7 @@ def fetch(name: str, target: Path | None = None) -> Path:
             f"jaxspec-convert {command} FOLDER, and name a FOLDER that all of them see"
         )
     source = folders.locate(name, None, folders.WEIGHTS if target is None else folders.HEAD_WEIGHTS)
-    # No head is a GGUF file or in Meta's format; these folders may have no config.json.
-    is_model = head is None or gguf.find(source) is not None or meta.is_meta(source)
-    is_model = is_model or head_kinds.kind_of(source, folders.read_config(source)) == "model"
+    is_model = head is None or head_kinds.kind_of(source) == "model"
     place = model if head is None or is_model else head
     say(f"{name} is converted once, from {source} to {place}")
     place.parent.mkdir(parents=True, exist_ok=True)

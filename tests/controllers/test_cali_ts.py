@@ -259,8 +259,8 @@ class TestEngine:
     @pytest.mark.parametrize(
         ("change", "says"),
         [
-            ({"hidden_size": 999}, "trained for a target with a hidden size of 999"),
-            ({"vocab_size": 9}, "trained for a target with a vocabulary of 9"),
+            ({"hidden_size": 999}, "is for a target of hidden size 999"),
+            ({"vocab_size": 9}, "is for a target of vocabulary 9"),
         ],
     )
     def test_of_another_target(self, change: dict, says: str, model, own, head: Path):

@@ -138,7 +138,7 @@ def test_from_one_layout_into_the_other(folder: Path):
 @pytest.mark.parametrize(
     ("config", "arguments", "taps", "words"),
     [
-        (DFLASH, [], [2, 6], ["the layout of DFlash's authors", "outputs", "one more each"]),
+        (DFLASH, [], [2, 6], ["the layout of its authors", "outputs", "one more each"]),
         ({**DFLASH, "dflash_config": {"mask_token_id": MASK}}, [], [2, 6], ["those of DFlash's own code"]),
         (DFLASH_SPECULATORS, [], [2, 6], ["the layout of speculators and vLLM", "inputs these are"]),
         (DFLASH, ["--taps", "0,3"], [0, 3], ["as given by --taps"]),

@@ -141,5 +141,5 @@ def test_an_ablated_head_has_no_published_format(folder: Path):
     (folder / HEAD).mkdir(parents=True)
     heads.write_head(folder / HEAD, config, EagleHead(model, rngs=nnx.Rngs(3), bias=False, inputs="unshifted"))
     result = run("export", folder / HEAD, folder / "back", "--format", "eagle")
-    assert result.code == 2 and "was trained with --inputs unshifted, for which the format has no place" in result.last
+    assert result.code == 2 and "--inputs unshifted, which --format eagle cannot describe" in result.last
     assert not (folder / "back").exists()

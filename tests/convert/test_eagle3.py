@@ -55,7 +55,7 @@ def test_every_tensor_has_its_place(layer: str, values: dict, dtype: str, folder
 @pytest.mark.parametrize(
     ("values", "arguments", "taps", "words"),
     [
-        (EAGLE3, [], TAPS, ["the layout of EAGLE's authors", "those of EAGLE's own code"]),
+        (EAGLE3, [], TAPS, ["the layout of its authors", "those of EAGLE's own code"]),
         ({**EAGLE3, "architectures": ["LlamaForCausalLMEagle3"]}, [], TAPS, ["SpecForge and SGLang", "lists none"]),
         ({**EAGLE3, "eagle_config": {LISTED: [0, 2, 6]}}, [], [1, 3, 7], ["SpecForge", "outputs", "one more each"]),
         ({**EAGLE3, LISTED: [1, 3, 6]}, [], [1, 3, 6], ["top level", "inputs"]),

@@ -59,7 +59,7 @@ KINDS: dict[str, Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]]] = 
         (
             "eagle3",
             {
-                "format": "EAGLE-3 head, in the layout of EAGLE's authors",
+                "format": "EAGLE-3 head, in the layout of its authors",
                 "taps": "by the target (those of EAGLE's own code (2, n/2 and n - 3), since config.json lists none)",
                 "midlayer.self_attn.q_proj.weight": "[32, 64]",
             },
@@ -73,7 +73,7 @@ KINDS: dict[str, Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]]] = 
         (
             "dflash",
             {
-                "format": "DFlash head, in the layout of DFlash's authors",
+                "format": "DFlash head, in the layout of its authors",
                 "taps": "2, 6 (target_layer_ids, read as layers whose outputs these are, so one more each)",
                 "layers.0.self_attn.q_proj.weight": "[64, 32]",
             },
@@ -105,8 +105,8 @@ def test_head_of_another_target(kind: str, folder: Path):
     source = write(folder / "head", *KINDS[kind](folder / "hf"))
     imported(folder, source)
     for setting, value, words in (
-        ("vocab_size", 97, "a target with a vocabulary of 96, and this target's is 97"),
-        ("hidden_size", 64, "a target with a hidden size of 32, and this target's is 64"),
+        ("vocab_size", 97, "a target of vocabulary 96, and this target's is 97"),
+        ("hidden_size", 64, "a target of hidden size 32, and this target's is 64"),
     ):
         overrides: dict[str, Any] = {setting: value}
         hf_models.make("llama", folder / setting, num_hidden_layers=1, **overrides)
@@ -123,7 +123,7 @@ def test_wrong_pairings_of_export(kind: str, folder: Path):
     other = "eagle3" if kind == "eagle" else "eagle"
     refuse = lambda *args: refused_export(folder, *args)
     for form in ((), ("--format", "hf")):
-        assert "eagle, eagle3, dflash, deepspec, speculators or medusa writes" in refuse(HEAD, "back", *form)
+        assert "is a head, which the other formats write" in refuse(HEAD, "back", *form)
     assert f"is for the drafter {kind}, and not for {other}" in refuse(HEAD, "back", "--format", other)
     sentence = refuse("ckpt", "back", "--format", kind)
     assert f"is a checkpoint, which --format hf writes; --format {kind} takes a head" in sentence
@@ -147,12 +147,12 @@ def test_wrong_pairings_of_export(kind: str, folder: Path):
         ("eagle3", {LISTED: [-1, 2, 7]}, {}, "reads the input of layer -1"),
         ("dflash", {}, {"norm.weight": np.full(WIDTH, np.nan, np.float32)}, "NaN"),
         ("dflash", {"dflash_config": {"mask_token_id": 96}}, {}, "mask token 96"),
-        ("dflash", {"num_target_layers": 36}, {}, "a target of 36 layers, and this target has 8"),
+        ("dflash", {"num_target_layers": 36}, {}, "a target of 36 layers, and this one has 8"),
         (
             "dflash",
             {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 7]}},
             {},
-            "the output of the target's last layer; projects disagree whether that is before or after the final norm",
+            "the output of the target's last layer, and projects disagree on its norm",
         ),
         ("dflash", {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [-2, 7]}}, {}, "last layer"),
         ("dflash", {**DFLASH_SPECULATORS, "aux_hidden_state_layer_ids": [2, 9]}, {}, "reads the input of layer 9"),
@@ -173,7 +173,7 @@ def test_taps_that_are_named(folder: Path):
     refuse = lambda taps: refused_head(folder, source, "--taps", taps)
     assert "separated by commas, such as 2,16,29, not '2;3'" in refuse("2;3")
     assert "reads the input of layer 9" in refuse("1,2,9")
-    assert "reads 3 layers of the target, and 2 are named" in refuse("1,2")
+    assert "reads 3 layers, and 2 are named" in refuse("1,2")
     other = write(folder / "medusa", medusa(), MEDUSA)
     assert "--taps is for EAGLE-3 and DFlash heads" in refused_head(folder, other, "--taps", "1,2,3")
 
