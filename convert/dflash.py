@@ -64,10 +64,9 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
     if not any(settings["causal"]):
         settings["causal"] = []
     head = PublishedHead(
-        Dflash(), "block head", model.vocab_size, model.hidden_size, settings, _published,
-        model=model, options=DflashOptions, layout=config.layout, taps=read_taps,
-        target_layers=config.raw.get("num_target_layers"),
-    ).with_tensors(found, source)  # fmt: skip
+        config, Dflash(), "block head", model.vocab_size, model.hidden_size, settings, _published,
+        model=model, options=DflashOptions, taps=read_taps,
+    ).with_tensors(found)  # fmt: skip
     kind = DflashOptions.from_settings({**settings, "taps": [0]}).kind  # the taps may depend on the target
     return dataclasses.replace(head, title=f"{kind} head")
 

@@ -35,9 +35,9 @@ def plan(source: Path) -> PublishedHead:
         if (given := {**raw, **config.raw}.get(key)) not in (None, held):
             raise CheckpointError(f"{config.file} sets {key!r} to {given!r}, and the files have {held!r}")
     return PublishedHead(
-        Eagle(), "EAGLE head, of EAGLE-1 or EAGLE-2", model.vocab_size, model.hidden_size,
+        config, Eagle(), "EAGLE head, of EAGLE-1 or EAGLE-2", model.vocab_size, model.hidden_size,
         {"bias": biased, "own_embedding": True}, _published, model=model, lm_head=lm_head,
-    ).with_tensors(found, source)  # fmt: skip
+    ).with_tensors(found)  # fmt: skip
 
 
 def unsupported(head: OwnHead) -> Unsupported:

@@ -52,10 +52,9 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         settings["own_head"] = True  # unless it proves to be the target's
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
     return PublishedHead(
-        Eagle3(), "EAGLE-3 head", model.vocab_size, width, settings, _published(layer, norms["tap_norm"]),
-        model=model, options=Eagle3Options, layout=config.layout, taps=read_taps,
-        target_layers=config.raw.get("num_target_layers"),
-    ).with_tensors(found, source)  # fmt: skip
+        config, Eagle3(), "EAGLE-3 head", model.vocab_size, width, settings, _published(layer, norms["tap_norm"]),
+        model=model, options=Eagle3Options, taps=read_taps,
+    ).with_tensors(found)  # fmt: skip
 
 
 def unsupported(head: OwnHead) -> Unsupported:

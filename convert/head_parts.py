@@ -47,80 +47,6 @@ class Taps:
 
 
 @dataclasses.dataclass(frozen=True)
-class PublishedHead:
-    """A published head, whose config and tensors' headers fit each other."""
-
-    drafter: Drafter
-    title: str  # its kind, such as `EAGLE-3 head`
-    vocab_size: int  # of its target, as is hidden_size
-    hidden_size: int
-    settings: dict[str, Any]  # of the drafter, without the taps
-    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
-    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # by jaxspec's names
-    model: LlamaConfig | None = None  # shape of its decoder layers, if it has any
-    layout: str | None = None  # the project whose layout the files have, for messages
-    taps: Taps | None = None  # None: it reads no layers of the target
-    target_layers: int | None = None  # number of layers of its target, if the config gives it
-    options: type[DflashOptions] | type[Eagle3Options] | None = None  # the type of its settings, if it has one
-    lm_head: Tensor | None = None  # the target's, which an older variant of EAGLE's files contains
-
-    def with_tensors(self, found: Source, source: Path) -> "PublishedHead":
-        """The head with its tensors. Raises CheckpointError where they do not fit its config."""
-        settings = self.settings
-        if self.taps is not None:
-            count, fc = len(self.taps.of(1)), found.get("fc.weight")
-            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
-                raise CheckpointError(
-                    f"fc.weight in {source} reads {reads} layers, and {count} are named: {self.taps.reason}; use --taps"
-                )
-            settings = {**settings, "taps": [0] * count}
-        assert self.model is not None
-        held = {int(one[1]) for name in found if (one := _LAYER.match(name))}
-        if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
-            raise CheckpointError(
-                f"{source} has num_hidden_layers {self.model.num_layers}, the files hold {max(held) + 1}; {INCOMPLETE}"
-            )
-        shape = HeadShape(self.model, settings)
-        try:
-            abstract = nnx.eval_shape(lambda: self.drafter.build_head(shape, nnx.Rngs(0)))
-        except ValueError as error:
-            raise CheckpointError(f"{source / 'config.json'}: {error}") from error
-        return dataclasses.replace(self, tensors=match(abstract, found, self.published, str(source)))
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnHead:
-    """A head of jaxspec's, to be exported."""
-
-    path: Path
-    config: HeadConfig
-    arrays: dict[str, np.ndarray]  # parameters by name, in the source's dtype
-    target: Path | None  # folder of its target, and `goal` its config; None where the format does not need it
-    goal: CheckpointConfig | None
-    verifier: str | None  # the target's name in a `speculators` config; None: the target's folder
-
-    def with_target(self) -> tuple[Path, CheckpointConfig]:
-        """Folder and config of the target, in formats that need it."""
-        assert self.target is not None and self.goal is not None
-        return self.target, self.goal
-
-
-Unsupported = Mapping[str, Sequence[tuple[bool, str]]]
-"""By format: what a head may have that the format, or the code that reads it, does not support, and whether it has."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Files:
-    """What is written for a head."""
-
-    config: dict[str, Any]  # config.json
-    arrays: Mapping[str, np.ndarray]  # by jaxspec's names
-    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
-    summary: str  # for the message that it was written
-    name: str = "model.safetensors"
-
-
-@dataclasses.dataclass(frozen=True)
 class PublishedConfig:
     """The config.json of a published head, as `head_kinds.read` checks it."""
 
@@ -159,6 +85,79 @@ class PublishedConfig:
         if not isinstance(layers, dict):
             raise CheckpointError(f"{self.file} must describe the head's layers in 'transformer_layer_config'")
         return layers
+
+
+@dataclasses.dataclass(frozen=True)
+class PublishedHead:
+    """A published head, whose config and tensors' headers fit each other."""
+
+    config: PublishedConfig
+    drafter: Drafter
+    title: str  # its kind, such as `EAGLE-3 head`
+    vocab_size: int  # of its target, as is hidden_size
+    hidden_size: int
+    settings: dict[str, Any]  # of the drafter, without the taps
+    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
+    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # by jaxspec's names
+    model: LlamaConfig | None = None  # shape of its decoder layers, if it has any
+    taps: Taps | None = None  # None: it reads no layers of the target
+    options: type[DflashOptions] | type[Eagle3Options] | None = None  # the type of its settings, if it has one
+    lm_head: Tensor | None = None  # the target's, which an older variant of EAGLE's files contains
+
+    def with_tensors(self, found: Source) -> "PublishedHead":
+        """The head with its tensors. Raises CheckpointError where they do not fit its config."""
+        source, settings = self.config.source, self.settings
+        if self.taps is not None:
+            count, fc = len(self.taps.of(1)), found.get("fc.weight")
+            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
+                raise CheckpointError(
+                    f"fc.weight in {source} reads {reads} layers, and {count} are named: {self.taps.reason}; use --taps"
+                )
+            settings = {**settings, "taps": [0] * count}
+        assert self.model is not None
+        held = {int(one[1]) for name in found if (one := _LAYER.match(name))}
+        if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
+            raise CheckpointError(
+                f"{source} has num_hidden_layers {self.model.num_layers}, the files hold {max(held) + 1}; {INCOMPLETE}"
+            )
+        shape = HeadShape(self.model, settings)
+        try:
+            abstract = nnx.eval_shape(lambda: self.drafter.build_head(shape, nnx.Rngs(0)))
+        except ValueError as error:
+            raise CheckpointError(f"{self.config.file}: {error}") from error
+        return dataclasses.replace(self, tensors=match(abstract, found, self.published, str(source)))
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnHead:
+    """A head of jaxspec's, to be exported."""
+
+    path: Path
+    config: HeadConfig
+    arrays: dict[str, np.ndarray]  # parameters by name, in the source's dtype
+    target: Path | None  # folder of its target, and `goal` its config; None where the format does not need it
+    goal: CheckpointConfig | None
+    verifier: str | None  # the target's name in a `speculators` config; None: the target's folder
+
+    def with_target(self) -> tuple[Path, CheckpointConfig]:
+        """Folder and config of the target, in formats that need it."""
+        assert self.target is not None and self.goal is not None
+        return self.target, self.goal
+
+
+Unsupported = Mapping[str, Sequence[tuple[bool, str]]]
+"""By format: what a head may have that the format, or the code that reads it, does not support, and whether it has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """What is written for a head."""
+
+    config: dict[str, Any]  # config.json
+    arrays: Mapping[str, np.ndarray]  # by jaxspec's names
+    published: Callable[[str], str]  # maps a jaxspec name to the name in the files
+    summary: str  # for the message that it was written
+    name: str = "model.safetensors"
 
 
 def shape_of(

@@ -100,7 +100,7 @@ def convert(
             "jaxspec drafts without it, and fewer drafts are accepted"
         )
     if head.taps is not None:
-        say(f"{source} has the layout of {head.layout}")
+        say(f"{source} has the layout of {head.config.layout}")
         say(f"it reads the inputs of layers {', '.join(map(str, settings['taps']))} (from 0): {head.taps.reason}")
     with staged(out, total_bytes(tensors, dtype)) as folder:
         write_params(tensors, dtype, source, folder, out)
@@ -136,9 +136,9 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
     head, kind = OwnHead(source, config, arrays, target, goal, verifier), _KINDS[config.drafter]
     lacks = {each: next((what for has, what in checks if has), "") for each, checks in kind.unsupported(head).items()}
     if what := lacks[form]:
-        others = " or ".join(each for each in lacks if not lacks[each])
-        advice = f"; use --format {others}" if others else ""
-        raise CheckpointError(f"the head at {source} {what}, which --format {form} cannot describe{advice}")
+        others = [each for each, lack in lacks.items() if not lack]
+        advice = f"use --format {' or '.join(others)}" if others else "export another head"
+        raise CheckpointError(f"the head at {source} {what}, which --format {form} cannot describe; {advice}")
     files, maps = kind.files(head, form), draft_maps(config.settings.get("draft_vocabulary"), config.model.vocab_size)
     arrays, published = {**files.arrays, **maps}, lambda ours: ours if ours in maps else files.published(ours)
     with staged(out, sum(array.nbytes for array in arrays.values())) as folder:
@@ -149,9 +149,9 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
 
 def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
     """The layers that a head reads. Raises CheckpointError if the target cannot be the one of its training."""
-    if head.target_layers not in (None, target_layers):
+    if (given := head.config.raw.get("num_target_layers")) not in (None, target_layers):
         raise CheckpointError(
-            f"the head at {source} is for a target of {head.target_layers} layers, and this one has {target_layers}"
+            f"the head at {source} is for a target of {given} layers, and this one has {target_layers}"
         )
     assert head.taps is not None
     layers = head.taps.of(target_layers)

@@ -88,11 +88,12 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
 
 def _of_published_head(path: Path) -> Iterable[tuple[str, Any]]:
     head = published_heads.plan(path)
-    yield "format", head.title if head.layout is None else f"{head.title}, in the layout of {head.layout}"
+    yield "format", head.title if head.taps is None else f"{head.title}, in the layout of {head.config.layout}"
     yield from _of_widths(head.hidden_size, head.vocab_size) if head.model is None else _of_model(head.model)
     if (taps := head.taps) is not None:
-        known = not callable(taps.layers) or head.target_layers is not None
-        yield "taps", f"{_listed(taps.of(head.target_layers or 0)) if known else 'by the target'} ({taps.reason})"
+        count = head.config.raw.get("num_target_layers")
+        known = count is not None or not callable(taps.layers)
+        yield "taps", f"{_listed(taps.of(count or 0)) if known else 'by the target'} ({taps.reason})"
     yield from _of_settings(head.settings, head.vocab_size)
     yield from _of_files(head.tensors, head.published)
 

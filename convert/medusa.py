@@ -41,7 +41,7 @@ def plan(source: Path) -> PublishedHead:
     vocab, width = table.shape if table is not None and len(table.shape) == 2 and all(table.shape) else (1, 1)
     abstract = nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))
     tensors = match(abstract, found, _published, str(source))
-    return PublishedHead(Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)
+    return PublishedHead(config, Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)
 
 
 def unsupported(head: OwnHead) -> Unsupported:
@@ -69,11 +69,10 @@ def _published(ours: str) -> str:
 
 def _open(source: Path) -> Source:
     """The tensors of the heads' own file, or their part of the model's files, without a prefix, if they were merged."""
-    openers = {"safetensors": readers.open_safetensors, "pt": readers.open_torch}
-    files = [file for suffix in openers if (file := source / f"medusa_lm_head.{suffix}").exists()]
+    files = [file for suffix in ("safetensors", "pt") if (file := source / f"medusa_lm_head.{suffix}").exists()]
     if len(files) > 1:
         say(f"warning: {source} holds both {' and '.join(file.name for file in files)}; only the first is read")
-    tensors = openers[files[0].suffix[1:]](files[0]) if files else readers.open_directory(source)
+    tensors = readers.open_file_or_shards(files[0]) if files else readers.open_directory(source)
     own = {name.removeprefix(MEDUSA): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA)}
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")

@@ -218,7 +218,7 @@ def test_a_cut_head_is_neither_cut_again_nor_exported(tmp_path: Path, ids: Path)
     said = refused(out, again, "--target", "builtin", "--draft-ids", ids, command="head")
     assert "already has a draft vocabulary" in said
     said = refused(out, again, "--format", "eagle", "--target", "builtin", command="export")
-    assert "export the head that it was cut from" in said
+    assert "was cut to a draft vocabulary, which --format eagle cannot describe; export another head" in said
 
 
 def test_an_eagle3_head_keeps_the_vocabulary_that_it_has(tmp_path: Path, ids: Path, builtin: loading.Checkpoint):
