@@ -47,7 +47,9 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
         raise CheckpointError(f"{config.file} gives no rope_theta, and projects disagree on its default; add its own")
     read_taps = _read_taps(config, taps, model.num_layers)
     tensors = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
-    found = {_without_prefix(name): tensor for name, tensor in tensors.items()}
+    prefixed = {f"logit_head.{name}": name for name in _OURS.values()}  # early SpecForge's names of DSpark's terms
+    found = {prefixed.get(name, name): tensor for name, tensor in tensors.items()}
+    causal = _causal(config, windows or (0,) * model.num_layers)
     for key in _ASSERTED if config.layout == "DeepSpec" else _BLOCK:
         if config.given.get(key) is None:
             raise CheckpointError(f"{config.file} gives no {key}, which this head's own code requires; add it")
@@ -55,14 +57,12 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
         **{ours: _whole(config, key) for key, ours in _BLOCK.items()},
         **_terms(config, found),
         "anchor": _anchor(config) if rows is None else rows == "next",
-        "causal": list(_causal(config, windows or (0,) * model.num_layers)),
+        "causal": list(causal) if any(causal) else [],
         "windows": list(windows),
         "draft_vocabulary": head_parts.read_draft_vocabulary(config, found, model.vocab_size),
         "own_embedding": "embed_tokens.weight" in found,
         "own_head": "lm_head.weight" in found,
     }
-    if not any(settings["causal"]):
-        settings["causal"] = []
     head = PublishedHead(
         config, Dflash(), "block head", model.vocab_size, model.hidden_size, settings, _published,
         model=model, options=DflashOptions, taps=read_taps,
@@ -155,12 +155,6 @@ def _published(ours: str) -> str:
     return _OURS.get(ours) or theirs(ours).removeprefix("model.")
 
 
-def _without_prefix(name: str) -> str:
-    """Early SpecForge has DSpark's terms under `logit_head`."""
-    inner = name.removeprefix("logit_head.")
-    return inner if inner in _OURS.values() else name
-
-
 def _read_taps(config: PublishedConfig, override: Sequence[int] | None, count: int) -> Taps:
     """The layers whose inputs are fused: those that the user names, those listed, or as many as its own `count`."""
     if override is not None:
@@ -216,11 +210,9 @@ def _anchor(config: PublishedConfig) -> bool:
 
 
 def _causal(config: PublishedConfig, windows: Sequence[int]) -> tuple[bool, ...]:
-    """Whether the block is causal in each layer.
-
-    Without a setting it is in layers with a window, as vLLM and SpecForge read it, and in no others. Automodel's layers
-    never are, and its class names are DeepSpec's and DFlash's with another prefix, so these need the setting.
-    """
+    """Whether the block is causal in each layer. Raises CheckpointError where that is not known."""
+    # Without a setting it is in layers with a window, as vLLM and SpecForge read it, and in no others. Automodel's
+    # layers never are, and its class names are DeepSpec's and DFlash's with another prefix, so these need the setting.
     raw, file, slides = config.raw, config.file, [window > 0 for window in windows]
     flags = {key: boolean(config.given, key, file) for key in _CAUSAL if config.given.get(key) is not None}
     if len(set(flags.values())) > 1:

@@ -35,8 +35,6 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
         raise CheckpointError(f"{source} holds {more}, and an EAGLE-3 head that jaxspec reads has one layer")
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
-    if "lm_head.weight" not in found:
-        raise CheckpointError(f"tensor lm_head.weight is missing in {source}, and an EAGLE-3 head has an LM head")
     mask = head_parts.read_draft_vocabulary(config, found, model.vocab_size)
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
     if windows:
@@ -148,12 +146,10 @@ def _published(layer: str, tap_norm: str) -> Callable[[str], str]:
 
 
 def _read_taps(config: PublishedConfig, override: Sequence[int] | None) -> Taps:
-    """The layers whose inputs are fused; `override` is what the user names.
-
-    Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
-    whose outputs are read, so each number is one less; so does DeepSpec, under another name. Without a list, or with an
-    empty one as in Model Optimizer's defaults, EAGLE's own code decides.
-    """
+    """The layers whose inputs are fused; `override` is what the user names."""
+    # Speculators and vLLM list these layers at the top level. SpecForge and SGLang list, in `eagle_config`, the layers
+    # whose outputs are read, so each number is one less; so does DeepSpec, under another name. Without a list, or with
+    # an empty one as in Model Optimizer's defaults, EAGLE's own code decides.
     if override is not None:
         return Taps(tuple(override), "as given by --taps")
     nested = {
@@ -175,11 +171,9 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None) -> Taps:
 
 
 def _norms(config: PublishedConfig) -> dict[str, Any]:
-    """The settings of `Eagle3Options` about norms.
-
-    `norm_output` means that the output of the norm before the LM head is fed back, as in EAGLE-3.1. SpecForge gave it
-    another meaning between its pull requests 568 (May 2026) and 879 (September 2026), and no file tells them apart.
-    """
+    """The settings of `Eagle3Options` about norms."""
+    # `norm_output` means that the output of the norm before the LM head is fed back, as in EAGLE-3.1. SpecForge gave it
+    # another meaning between its pull requests 568 (May 2026) and 879 (September 2026), and no file tells them apart.
     given = {name: bool(boolean(config.given, name, config.file)) for name in NORMS}
     if given["norm_before_fc"] and given["fc_norm"]:
         raise CheckpointError(f"{config.file} sets both norm_before_fc and fc_norm, which exclude each other")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads
+from jaxspec.checkpoint.builtin import HUB_ID
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, VOCABULARIES
 from jaxspec.host import atomic, buckets
@@ -20,7 +21,6 @@ from jaxspec.host.terminal import progress, say
 T = TypeVar("T")
 PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub
 BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
-_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
@@ -50,10 +50,7 @@ _KINDS = (
 
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Path:
-    """The folder of an argument: a local one, or that of a hub model's config, tokenizer and weights, without code.
-
-    Of the patterns in `weights` the first that the model has is fetched. Raises CheckpointError as `ask_hub`.
-    """
+    """A local folder, or that of a hub model's configs, tokenizer and the first of `weights` there, without code."""
     if not is_hub_id(source):
         check_no_revision(source, revision)
         return to_path(source)
@@ -190,7 +187,7 @@ def ask_hub(name: str, work: Callable[[], T]) -> T:
 
 def is_hub_id(source: str) -> bool:
     """Whether an argument has the form `org/model` and is not an existing path."""
-    return _ID.fullmatch(source) is not None and not Path(source).exists()
+    return HUB_ID.fullmatch(source) is not None and not Path(source).exists()
 
 
 def weights_file(path: Path) -> Path | None:

@@ -77,8 +77,9 @@ def find(source: Path) -> Path | None:
         return None
     models = [file for file in found if (shard := _SHARD.fullmatch(file.name)) is None or int(shard[2]) == 1]
     if len(models) > 1:
-        names = ", ".join(file.name for file in models)
-        raise CheckpointError(f"{source} holds several GGUF models, {names}; name one of these files")
+        raise CheckpointError(
+            f"{source} holds several GGUF models, {', '.join(file.name for file in models)}; name one"
+        )
     return (models or found)[0]
 
 

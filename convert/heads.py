@@ -128,7 +128,11 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
         config = heads.read_head(source, _FORMATS[form][0])  # it raises
     drafter, goal = DRAFTERS[config.drafter](), None
     if form != "medusa":  # its files hold nothing about the target
-        target = _target_of(source) if target is None else target
+        if target is None:
+            folder = source.absolute().parent
+            if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
+                raise CheckpointError(f"{source} is not in a folder CKPT/heads; name its target with --target CKPT")
+            target = folder.parent
         goal = config_json.read_config(target)
         read_shape(source, drafter, goal.model)  # it raises where the head is not for this target
     abstract = abstract_head(source, drafter, HeadShape(config.model, config.settings))
@@ -178,11 +182,3 @@ def _is_targets(tensor: Tensor, target: Path, name: str) -> bool:
         array = (array.T if is_kernel(name) else array).astype(tensor.dtype, copy=False)
     bits = f"u{array.itemsize}"  # compared as bits, because -0 == 0
     return np.array_equal(tensor.read().view(bits), array.view(bits))
-
-
-def _target_of(head: Path) -> Path:
-    """The checkpoint whose `heads` folder contains a head. Raises CheckpointError if there is none."""
-    folder = head.absolute().parent
-    if folder.name != "heads" or format_of(folder.parent) != config_json.FORMAT:
-        raise CheckpointError(f"{head} is not in a folder CKPT/heads; name its target with --target CKPT")
-    return folder.parent

@@ -160,7 +160,9 @@ def special_tokens(
 def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
     """Hugging Face's config.json of a checkpoint, the inverse of `to_llama`."""
     # Rope settings have the form of transformers before version 5, which every version reads.
-    c, eos = config.model, list(config.eos)
+    c, eos, rope = config.model, list(config.eos), config.model.rope
+    numbers = {key: getattr(rope, key) for key in _ROPE_NUMBERS.get(rope.scaling, ())}
+    length = {"original_max_position_embeddings": rope.original_length} if rope.original_length else {}
     values = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
@@ -171,8 +173,8 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rms_norm_eps": c.norm_eps,
         "tie_word_embeddings": c.tie_embeddings,
-        "rope_theta": c.rope.theta,
-        "rope_scaling": _rope_scaling(c.rope),
+        "rope_theta": rope.theta,
+        "rope_scaling": None if rope.scaling == "none" else {"rope_type": rope.scaling, **numbers, **length},
         "bos_token_id": config.bos,
         "eos_token_id": eos[0] if len(eos) == 1 else eos or None,
         # Outside the vocabulary, where generation_config.json may have it, transformers would not load the model.
@@ -229,14 +231,6 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
         settings["original_length"] = integer(outer, key, otherwise=max_length)
     settings["scaling"] = "none" if kind == "default" else kind
     return described("config.json", Rope, theta=positive(theta, "rope_theta"), **settings)
-
-
-def _rope_scaling(rope: Rope) -> dict[str, Any] | None:
-    """The value of `rope_scaling` in config.json."""
-    if rope.scaling == "none":
-        return None
-    length = {"original_max_position_embeddings": rope.original_length} if rope.original_length else {}
-    return {"rope_type": rope.scaling, **{key: getattr(rope, key) for key in _ROPE_NUMBERS[rope.scaling]}, **length}
 
 
 def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:

@@ -66,10 +66,9 @@ def _of_source(path: Path) -> Iterable[tuple[str, Any]]:
 
 
 def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
-    config, params = heads.read_config(path), path / "params"
-    has_weights = config.settings.get("trained", False) or config.settings.get("draft_vocabulary") is not None
-    weightless = config.drafter == LayerSkip.name and not has_weights
-    shapes = {} if weightless else parameters.read_shapes(params)
+    config = heads.read_config(path)
+    trained = config.settings.get("trained", False) or config.settings.get("draft_vocabulary") is not None
+    shapes = parameters.read_shapes(path / "params") if trained or config.drafter != LayerSkip.name else {}
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if config.drafter == Dflash.name:
         yield "kind", DflashOptions.from_settings(config.settings).kind
@@ -82,7 +81,7 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     except ValueError as error:
         raise CheckpointError(f"the head at {path} {error}") from error
     yield from _of_settings(config.settings, config.model.vocab_size)
-    if not weightless:
+    if shapes:
         yield from _of_tensors(shapes)
 
 

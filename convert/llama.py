@@ -54,8 +54,7 @@ def convert(
     tokenizer.check_readable(source, tokenizer_from)
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            kind = tokenizer.bring(source, folder, tokenizer_from)
-            config = dataclasses.replace(config, tokenizer_class=kind)
+            config = dataclasses.replace(config, tokenizer_class=tokenizer.bring(source, folder, tokenizer_from))
         transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)

@@ -114,13 +114,11 @@ def open_safetensors(path: Path) -> Source:
 
 
 def open_torch(path: Path) -> Source:
-    """All tensors of one PyTorch file: a state dict, or one nested in another dictionary. No pickled code is ever run.
-
-    Files that PyTorch before 1.6 wrote cannot be mapped, so their tensors stay in memory.
-    """
+    """All tensors of one PyTorch file: a state dict, or one in another dictionary. No pickled code is ever run."""
     state, ignored = _state_dict(path)
     if ignored:
         say(f"warning: only the state dict in {path} is read, and {', '.join(map(repr, ignored))} beside it ignored")
+    # Files that PyTorch before 1.6 wrote cannot be mapped, so their tensors stay in memory.
     kept = None if zipfile.is_zipfile(path) else state
 
     def read(name: str) -> np.ndarray:
@@ -207,6 +205,5 @@ def check_dtypes(tensors: Source, more: tuple[str, ...] = ()) -> None:
         elif "(" in tensor.dtype:  # see `_torch_dtype`
             advice = "save it as a dense tensor with its values"
         raise CheckpointError(
-            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, and only {', '.join(DTYPES)} are read; "
-            f"{advice}"
+            f"tensor {tensor.name} in {tensor.file} has dtype {tensor.dtype}, not {', '.join(DTYPES)}; {advice}"
         )

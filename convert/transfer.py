@@ -162,10 +162,7 @@ def _stacked(name: str, parts: list[Tensor]) -> Tensor:
 def read_back(
     source: Path, names: Collection[str], config: CheckpointConfig | heads.HeadConfig
 ) -> dict[str, np.ndarray]:
-    """Parameters in the source's dtype, or each in its own if conversion did not change them.
-
-    One that was converted to float32 stays so if the source's dtype cannot hold it: the source had it in float32 too.
-    """
+    """Parameters in the source's dtype, or each in its own if conversion did not change them."""
     arrays = parameters.read_arrays(source / "params", names)
     if config.dtype == config.source_dtype:
         return arrays
@@ -173,6 +170,7 @@ def read_back(
     def as_before(array: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore"):
             narrow = array.astype(config.source_dtype)
+        # The source had it in float32 too if the source's main dtype cannot hold it.
         wide = config.dtype == "float32" and not np.array_equal(narrow.astype(np.float32), array)
         return array if wide else narrow
 

@@ -12,7 +12,7 @@ BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
 QUESTIONS = FOLDER.parent / "questions"
 _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,7 @@ PUBLISHED = {
 
 def locate(target: str | Path) -> Path:
     """The folder of a checkpoint or head: the package's own for `builtin` and for `builtin/heads/eagle`, the fetched
-    one for `smollm2` unless there is such a path; for a hub id, ORG/NAME, that of the converted model.
-
-    Raises ValueError for a published model that was not fetched yet.
-    """
+    one for `smollm2` unless there is such a path; for a hub id the converted model. ValueError if it is not fetched."""
     first, *rest = Path(target).parts or ("",)
     inside = FOLDER.joinpath(*rest)
     if first == BUILTIN and (not rest or inside.exists()):
@@ -67,7 +64,7 @@ def locate(target: str | Path) -> Path:
 
 def is_hub_id(name: str | Path) -> bool:
     """Whether a text has the form ORG/NAME, and there is neither a file of that name nor a folder ORG."""
-    if _HUB_ID.fullmatch(str(name)) is None or Path(name).parent.exists():
+    if HUB_ID.fullmatch(str(name)) is None or Path(name).parent.exists():
         return False
     return Path(name).parts[0] not in (BUILTIN, *PUBLISHED)
 

@@ -20,10 +20,9 @@ _BEGIN, _END = "\ue000\u2062begin\u2063", "\ue000\u2062end\u2063"  # private cha
 
 
 def render(template: str, messages: Messages, variables: Mapping[str, Any], marks: bool = False) -> str:
-    """The text that a template makes of messages `{"role": …, "content": …}`; keys whose value is None are left out.
+    """The text of messages `{"role": …, "content": …}` without what is None; with `marks` around generation blocks.
 
-    With `marks` around `{% generation %}` blocks. Raises ValueError without messages, jinja2.TemplateError if the
-    template is damaged or refuses the conversation.
+    Raises ValueError without messages, jinja2.TemplateError if the template is damaged or refuses the conversation.
     """
     given = {"tools": None, "documents": None, **variables, "messages": _plain(messages)}
     return _compiled(template, marks).render(given)

@@ -102,8 +102,7 @@ def check_same_shape(path: Path, head: LlamaConfig, target: LlamaConfig) -> None
 
 
 def find_head(path: Path, head: str) -> Path:
-    """CKPT/heads/HEAD, or HEAD as a path, or a head of the hub, converted. With `./` or `../` in front, as in a shell,
-    it is only a path.
+    """CKPT/heads/HEAD, or HEAD as a path (only that if it begins with `./` or `../`), or a head of the hub, converted.
 
     Raises CheckpointError naming the heads that are there.
     """

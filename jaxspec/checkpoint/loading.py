@@ -43,14 +43,12 @@ class Checkpoint:
 
     @contextlib.contextmanager
     def context(self) -> Iterator[None]:
-        """The context under which all its programs are compiled and run: the mesh, and the precision of products.
-
-        JAX's checks of promotions and transfers, which a program around it may have turned on, are off.
-        """
+        """The context under which all its programs are compiled and run: the mesh, and the precision of products."""
         # Accelerators round the factors of float32 products to less by default.
         wide = self.target.dtype == jnp.float32
         with (
             jax.default_matmul_precision("highest") if wide else contextlib.nullcontext(),
+            # Checks that a program around it may have turned on.
             jax.numpy_rank_promotion("allow"),
             jax.numpy_dtype_promotion("standard"),
             jax.transfer_guard("allow"),
@@ -67,8 +65,7 @@ def load(
     Args:
         path: a folder, `builtin`, a model that `jaxspec get` has fetched, or a hub id ORG/NAME.
         dtype: of weights and computation; by default the device's (`backend.default_dtype`).
-        mesh: from `make_mesh`, or text such as `data=2,model=4`; each device reads its shards of the weights. If
-            devices replicate KV heads, a message on stderr gives their number.
+        mesh: from `make_mesh`, or text such as `data=2,model=4`; each device reads its shards of the weights.
         quantize: quantise the target's kernels to `int8` or `int4` while loading (see `model/quantization.py`), and
             record it in the result's `config`; None: as on disk.
 
@@ -118,11 +115,8 @@ def training_dtype(dtype: str | None) -> jnp.dtype:
 
 
 def check_same_vocabulary(target: CheckpointConfig, tokenizer: Any, draft: Path) -> None:
-    """Raises CheckpointError where a draft checkpoint's tokens mean something else than the target's.
-
-    Models of one family may pad the vocabulary of one tokenizer to different sizes. Without both tokenizers only the
-    sizes are compared. `tokenizer` is the target's.
-    """
+    """Raises CheckpointError where a draft checkpoint's tokens differ from those of the target's `tokenizer`."""
+    # Models of one family may pad the vocabulary of one tokenizer to different sizes.
     other = load_tokenizer(draft)
     if other is None or tokenizer is None:
         if (size := config_json.read_config(draft).model.vocab_size) != (own := target.model.vocab_size):

@@ -161,10 +161,8 @@ def _writing() -> ocp.Context:
 
 
 def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: int, prefix: str) -> dict[str, list[str]]:
-    """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each.
-
-    Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
-    """
+    """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each."""
+    # Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
     parts = dict[str, list[str]]()
     with _writing():
         for group in _groups(params, group_bytes):

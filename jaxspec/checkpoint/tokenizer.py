@@ -223,10 +223,8 @@ def _load(folder: Path) -> Tokenizer:
 
 
 def _merged(config: dict[str, Any], later: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """tokenizer_config.json with the values of special_tokens_map.json, and the special tokens that it names itself.
-
-    `_EXTRA` is then the list of those without names. As in transformers 5, which reads the older key of one file only.
-    """
+    """tokenizer_config.json with the values of special_tokens_map.json, and the special tokens that it names itself."""
+    # `_EXTRA` is then the list of those without names. Transformers 5 reads the older key of one file only, too.
     old, config = "additional_special_tokens", dict(config)
     if old in config and not config.get(_EXTRA):
         config[_EXTRA] = config.pop(old)
