@@ -227,7 +227,7 @@ class Engine:
         prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
-        compile_all(self.compilations(requests[:size], requests[size:], **options), itemgetter(0), repr)
+        compile_all(self.compilations(requests[:size], requests[size:], **options), itemgetter(0))
 
     # --- from requests to results
 
