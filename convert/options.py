@@ -4,9 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-from jaxspec.options.shared import Hosts, Option
+from jaxspec.host.hosts import Hosts
+from jaxspec.options.shared import Option
 
-Revision = Annotated[str | None, Option(help="Branch, tag or commit of a hub id.")]
+Revision = Annotated[str | None, "Branch, tag or commit of a hub id."]
 
 
 @dataclasses.dataclass(frozen=True)

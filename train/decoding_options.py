@@ -7,17 +7,15 @@ from typing import Annotated, Literal
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.host.arguments import check_defaults, check_options
 from jaxspec.options import shared
-from jaxspec.options.shared import Devices, Option
+from jaxspec.options.shared import Devices
 from jaxspec.train.options import STDLIB, Data, RunFolder, SaveDtype
 
 TryPrompts = Annotated[
     Path | None,
-    Option(
-        help='JSONL file of prompts, or a name as in `bench`. Each line is {"prompt": ...} or {"turns": [...]}, whose '
-        "first turn is used. Use no prompts of later measurements. Default: pieces of the data that is not held out."
-    ),
+    'JSONL file of prompts, or a name as in `bench`. Each line is {"prompt": ...} or {"turns": [...]}, whose first '
+    "turn is used. Use no prompts of later measurements. Default: pieces of the data that is not held out.",
 ]
-NewTokens = Annotated[int, Option(help="Largest number of generated tokens.")]
+NewTokens = Annotated[int, "Largest number of generated tokens."]
 Objectives = Literal["modelled", "measured"]
 
 
@@ -27,7 +25,7 @@ class Decoding:
 
     target: shared.Target
     data: Data = Data()
-    prompt_tokens: Annotated[int, Option(help="Largest number of tokens of a prompt cut from the data.")] = 64
+    prompt_tokens: Annotated[int, "Largest number of tokens of a prompt cut from the data."] = 64
     dtype: shared.Dtype = None
     devices: Devices = Devices()
 

@@ -11,12 +11,10 @@ from jaxspec.train import hyperparameters as hyper
 STDLIB = "stdlib"
 RunFolder = Annotated[
     Path | None,
-    Option(
-        name="run",
-        help="Folder of the run: checkpoints, metrics and figures. The same command resumes from it. Default: OUT.run.",
-    ),
+    Option(name="run"),
+    "Folder of the run: checkpoints, metrics and figures. The same command resumes from it. Default: OUT.run.",
 ]
-SaveDtype = Annotated[Literal["float32", "bfloat16"], Option(help="Dtype of the stored parameters.")]
+SaveDtype = Annotated[Literal["float32", "bfloat16"], "Dtype of the stored parameters."]
 Taps = Annotated[tuple[int, ...] | None, Option(metavar="INT [INT ...]")]
 
 

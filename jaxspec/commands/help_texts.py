@@ -41,15 +41,17 @@ def _annotate(owner: type, texts: dict[str, str]) -> None:
     plain, hints = get_type_hints(owner), get_type_hints(owner, include_extras=True)
     for name in owner.__annotations__:
         own = hints[name].__metadata__ if get_origin(hints[name]) is Annotated else ()
+        own = [each for each in own if isinstance(each, Option | str)]
         option = next((each for each in own if isinstance(each, Option)), Option())
+        text = texts.get(name) or next((each for each in own if isinstance(each, str)), None)
         shown = tyro.conf.arg(
             name=option.name,
             aliases=option.aliases or None,
-            help=texts.get(name, option.help),
+            help=text,
             metavar=option.metavar or ("TEXT" if plain[name] in (str, str | None) else None),
             help_behavior_hint="" if fields[name].default in (None, ()) or option.positional else None,
         )
-        kind = Annotated[plain[name], shown, option]
+        kind = Annotated[plain[name], shown, *own]
         kind = tyro.conf.Positional[kind] if option.positional else kind
         owner.__annotations__[name] = tyro.conf.UseAppendAction[kind] if option.repeated else kind
     if owner.__doc__:

@@ -30,10 +30,10 @@ from jaxspec.engine.requests import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
 from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.arguments import integer
+from jaxspec.host.hosts import Hosts, check_alone
 from jaxspec.host.jax_environment import expect_no_chip, give_threads
-from jaxspec.host.processes import check_alone
 from jaxspec.host.terminal import progress, say
-from jaxspec.options.shared import Devices, Hosts, parse_chat_args
+from jaxspec.options.shared import Devices, parse_chat_args
 
 NAME = "jaxspec"
 MESH = ("--model_args", "mesh=model=N")  # the harness joins several --model_args
@@ -84,7 +84,7 @@ class Jaxspec(TemplateLM):
         if mesh is None:
             if hosts != Hosts():
                 raise ValueError("coordinator, processes and process_id need a mesh, such as mesh='data=2'")
-            check_alone(os.environ, _typed(sys.argv), MESH)
+            check_alone(_typed(sys.argv), MESH)
         mesh_of_all = Devices(mesh=mesh, hosts=hosts).open(several=True)
         if jax.process_index():
             os.environ["LOCAL_RANK"] = str(jax.process_index())  # then only the first process writes results

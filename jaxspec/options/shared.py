@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxspec.engine.chat_format import ChatFormat
+from jaxspec.host.hosts import Hosts, check_alone
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -17,9 +17,9 @@ _PYTHON_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """How a field of options looks on the command line, where its name, type and docstring do not decide it."""
+    """How a field of options looks on the command line, where its name, type and docstring do not decide it; written
+    in `Annotated`, as is the help text of a field without a docstring."""
 
-    help: str | None = None  # its help text, unless the field has a docstring
     name: str | None = None  # empty, for nested options: they stand in the same box of --help as those around them
     aliases: tuple[str, ...] = ()  # further names, with their dashes
     metavar: str | None = None  # placeholder of its value in --help
@@ -28,89 +28,43 @@ class Option:
 
 
 Target = Annotated[
-    Path,
-    Option(
-        help="Checkpoint made by `jaxspec-convert llama`, hub id ORG/NAME, `builtin`, or `smollm2` (see `jaxspec get`)."
-    ),
+    Path, "Checkpoint made by `jaxspec-convert llama`, hub id ORG/NAME, `builtin`, or `smollm2` (see `jaxspec get`)."
 ]
 Method = Annotated[
     str | None,
-    Option(
-        help="DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; each part can have settings, as in ngram+chain,length=6. `jaxspec "
-        "methods` lists all parts. Default: the fastest by `jaxspec calibrate --all` if that was run for this "
-        "checkpoint and device, otherwise its preferred head, or ngram."
-    ),
+    "DRAFTER[@HEAD][+BUILDER][+CONTROLLER]; each part can have settings, as in ngram+chain,length=6. `jaxspec methods` "
+    "lists all parts. Default: the fastest by `jaxspec calibrate --all` if that was run for this checkpoint and "
+    "device, otherwise its preferred head, or ngram.",
 ]
 Prompts = Annotated[
     Path | None,
-    Option(
-        help='JSONL file of prompts, or a name as in `bench`, such as `builtin`. Each line is {"prompt": ...} or '
-        '{"turns": [...]}, whose first turn is used.'
-    ),
+    'JSONL file of prompts, or a name as in `bench`, such as `builtin`. Each line is {"prompt": ...} or '
+    '{"turns": [...]}, whose first turn is used.',
 ]
 Questions = Annotated[
     Path,
-    Option(
-        help="File of questions, or one of the package's own: builtin, mt-bench, gsm8k, humaneval, summaries, "
-        'translations. A file is JSONL with {"turns": [...]} or {"prompt": ...} per line; or '
-        "MT-bench, Spec-Bench, SPEED-Bench, GSM8K, MATH-500, HumanEval, MBPP, XSum, CNN/DM or Alpaca as published, as "
-        "a path or as a hub id OWNER/NAME[/FILE]."
-    ),
+    "File of questions, or one of the package's own: builtin, mt-bench, gsm8k, humaneval, summaries, translations. A "
+    'file is JSONL with {"turns": [...]} or {"prompt": ...} per line; or MT-bench, Spec-Bench, SPEED-Bench, GSM8K, '
+    "MATH-500, HumanEval, MBPP, XSum, CNN/DM or Alpaca as published, as a path or as a hub id OWNER/NAME[/FILE].",
 ]
-Limit = Annotated[int | None, Option(help="Use only this many prompts from the start of the file.")]
-Chat = Annotated[bool, Option(help="Format the prompts with the tokenizer's chat template.")]
+Limit = Annotated[int | None, "Use only this many prompts from the start of the file."]
+Chat = Annotated[bool, "Format the prompts with the tokenizer's chat template."]
 KeepState = Annotated[
-    bool,
-    Option(help="Let a controller keep what it has learnt from the previous prompt in the same row of the batch."),
+    bool, "Let a controller keep what it has learnt from the previous prompt in the same row of the batch."
 ]
 ShowDrafts = Annotated[
-    bool,
-    Option(help="Mark which tokens were drafted and accepted, drafted and rejected, and added by the target."),
+    bool, "Mark which tokens were drafted and accepted, drafted and rejected, and added by the target."
 ]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,
-    Option(
-        help="Dtype of weights, caches and the inputs of products; sums, norms, softmax and logits are always float32. "
-        "Default: float32 on a CPU, float16 on GPUs before compute capability 8.0 (such as T4), bfloat16 elsewhere."
-    ),
+    "Dtype of weights, caches and the inputs of products; sums, norms, softmax and logits are always float32. Default: "
+    "float32 on a CPU, float16 on GPUs before compute capability 8.0 (such as T4), bfloat16 elsewhere.",
 ]
 Quantize = Annotated[
     Literal["int8", "int4"] | None,
-    Option(
-        help="Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the "
-        "target a little; decoding stays lossless with respect to it. Weights of drafters are not quantised."
-    ),
+    "Quantise the target's weights while loading, to half or a quarter of bfloat16's size. This changes the target a "
+    "little; decoding stays lossless with respect to it. Weights of drafters are not quantised.",
 ]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Hosts:
-    """How this process finds the other processes of the same command."""
-
-    coordinator: str | None = None
-    """On several hosts: HOST:PORT of the first process, or `auto` to read it from the environment. Under SLURM and on a
-    TPU pod, `auto` is the default."""
-    processes: int | None = None
-    """With --coordinator HOST:PORT: the number of processes."""
-    process_id: int | None = None
-    """With --coordinator HOST:PORT: the number of this process, counted from 0."""
-
-    def join(self, *, several: bool = True) -> None:
-        """Connects to the other processes, if there are any. From then on only the first process prints.
-
-        Raises ValueError for options that contradict each other, and if the command cannot run as `several` processes.
-        """
-        from jaxspec.host import processes
-
-        processes.join(self.coordinator, self.processes, self.process_id, allowed=several)
-        if not processes.is_first():
-            sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
-
-    def place(self) -> tuple[int, int]:
-        """The number of this process, from 0, and that of all, without connecting to them. Raises as `join`."""
-        from jaxspec.host import processes
-
-        return processes.place(self.coordinator, self.processes, self.process_id, os.environ)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,12 +82,10 @@ class Devices:
 
         Raises ValueError as `Hosts.join`, and for a mesh that does not fit the devices.
         """
-        from jaxspec.host import processes
-
         if self.mesh is None:
             if self.hosts != Hosts():
                 raise ValueError("--coordinator, --processes and --process-id need --mesh, such as --mesh data=2")
-            processes.check_alone(os.environ, sys.argv)
+            check_alone(sys.argv)
             return None
         from jaxspec.model.sharding import parse_mesh
 

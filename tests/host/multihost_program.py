@@ -13,7 +13,8 @@ import pytest
 
 from jaxspec.commands import console, convert, train
 from jaxspec.commands import main as jaxspec
-from jaxspec.options.shared import Devices, Hosts
+from jaxspec.host.hosts import Hosts
+from jaxspec.options.shared import Devices
 from tests.quick_runs import shorten
 
 

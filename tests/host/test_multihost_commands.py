@@ -3,6 +3,7 @@ draft, and answer a suite."""
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.parameters import read_arrays, read_shapes
 from jaxspec.convert.llama import export
-from jaxspec.host.processes import broadcast_from_first, check_alone, join, largest, place
+from jaxspec.host.hosts import Hosts, check_alone
+from jaxspec.host.processes import broadcast_from_first, largest
 from jaxspec.options.shared import Devices
 from jaxspec.train.run.folder import Run
 from tests.evaluate.tiny import checkpoint
@@ -85,35 +87,57 @@ def test_a_model_is_converted_and_its_head_trained_killed_trained_on_and_drafts(
         ({"processes": 2}, "--processes and --process-id need --coordinator"),
         ({"coordinator": "host:1", "processes": 2}, "needs --processes N and --process-id I"),
         ({"coordinator": "host:1", "processes": 2, "process_id": 2}, "--process-id must be from 0 to 1, not 2"),
-        ({"coordinator": "auto", "allowed": False}, "cannot be spread over several hosts"),
     ],
 )
 def test_what_does_not_fit_is_refused(options, problem):
     with pytest.raises(ValueError, match=problem):
-        join(**options)
+        Hosts(**options).join()
+    with pytest.raises(ValueError, match=problem):
+        Hosts(**options).place()
 
 
-def test_a_command_without_a_mesh_beside_others_is_refused_with_the_line_to_type():
+def test_a_command_of_one_process():
+    with pytest.raises(ValueError, match="cannot be spread over several hosts"):
+        Hosts(coordinator="auto").join(several=False)
+
+
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Sets the variables of SLURM and of TPU pods, to these alone."""
+
+    def surround(variables: dict[str, str]) -> None:
+        for name in ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return surround
+
+
+def test_a_command_without_a_mesh_beside_others_is_refused_with_the_line_to_type(around):
     command = ["/usr/bin/jaxspec", "generate", "--prompt", "two words"]
     for alone in ({}, {"SLURM_STEP_NUM_TASKS": "1", "TPU_WORKER_HOSTNAMES": "localhost"}):
-        check_alone(alone, command)
+        around(alone)
+        check_alone(command)
     for variable, value, count in (("SLURM_STEP_NUM_TASKS", "4", 4), ("TPU_WORKER_HOSTNAMES", "a,b", 2)):
+        around({variable: value})
         with pytest.raises(ValueError, match=f"one of {count} processes") as refused:
-            check_alone({variable: value}, command)
+            check_alone(command)
         assert "run on all of them: jaxspec generate --prompt 'two words' --mesh model=N" in str(refused.value)
         assert f"env -u {variable} jaxspec generate --prompt 'two words'" in str(refused.value)
 
 
-def test_the_place_of_a_process():
-    nowhere = (None, None, None)
-    assert place("host:1", 4, 3, {}) == (3, 4)
-    assert place(*nowhere, {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}) == (0, 1)
-    assert place(*nowhere, {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}) == (1, 2)
-    assert place("auto", None, None, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}) == (2, 4)
-    with pytest.raises(ValueError, match="needs --processes N"):
-        place("host:1", None, 0, {})
+def test_the_place_of_a_process(around):
+    assert Hosts(coordinator="host:1", processes=4, process_id=3).place() == (3, 4)
+    around({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"})
+    assert Hosts().place() == (0, 1)
+    around({"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"})
+    assert Hosts().place() == (1, 2)
+    around({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"})
+    assert Hosts(coordinator="auto").place() == (2, 4)
+    around({"TPU_WORKER_HOSTNAMES": "a,b"})
     with pytest.raises(ValueError, match="TPU_WORKER_ID does not give the number of this one"):
-        place(*nowhere, {"TPU_WORKER_HOSTNAMES": "a,b"})
+        Hosts().place()
 
 
 def test_a_command_looks_for_others(monkeypatch: pytest.MonkeyPatch):
