@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import glob
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from rich import filesize
 from jaxspec.host import buckets, processes, unfinished
 from jaxspec.host.terminal import say
 
+_HOST = platform.node().replace(".", "-")  # in names of temporary files
 UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket until the output is complete
 
 
@@ -31,9 +31,7 @@ def check_folder(path: Path) -> None:
 
 def check_apart(out: Path, *given: Path) -> None:
     """Raises ValueError if an output would replace one of the files that the command was given."""
-    if not buckets.in_bucket(out) and out.resolve() in [
-        each.resolve() for each in given if not buckets.in_bucket(each)
-    ]:
+    if out.resolve() in [each.resolve() for each in given]:
         raise ValueError(f"{out} is read by this command, and would be replaced by its output; name another output")
 
 
@@ -56,8 +54,9 @@ def check_new(out: Path) -> None:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that appears whole or not at all. Removes what killed processes have left of it."""
+    content = content if isinstance(content, bytes) else content.encode()
     if buckets.in_bucket(path):
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        path.write_bytes(content)
         buckets.written(path)
         return
     if path.is_symlink():
@@ -67,7 +66,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     temporary = _temporary(path)
     with unfinished.listed(temporary):
         try:
-            temporary.write_bytes(content if isinstance(content, bytes) else content.encode())
+            temporary.write_bytes(content)
             temporary.replace(path)
         except OSError as error:
             error.filename, error.filename2 = str(path), None  # not the temporary name
@@ -200,30 +199,22 @@ def staged_by_all(out: Path, needed: int) -> Iterator[Path]:
 
 def _temporary(out: Path) -> Path:
     """The name of an output while this process writes it."""
-    return out.absolute().parent / f".{out.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
+    return out.absolute().parent / f".{out.name}.{_HOST}.{os.getpid()}.{uuid.uuid4().hex[:8]}.part"
 
 
 def _remove_left_overs(out: Path) -> None:
-    """Removes what killed processes have left of an output."""
-    for left in out.absolute().parent.glob(f"{glob.escape(f'.{out.name}.')}*.part"):
-        if _is_left_over(left.name.removeprefix(f".{out.name}.")):
+    """Removes what killed processes of this host have left of an output."""
+    name = re.compile(rf"{re.escape(f'.{out.name}.{_HOST}.')}(\d+)\.[0-9a-f]{{8}}\.part")
+    for left in out.absolute().parent.glob(".*.part"):
+        if (owner := name.fullmatch(left.name)) and _has_ended(int(owner[1])):
             unfinished.remove(left)
 
 
-def _host() -> str:
-    return platform.node().replace(".", "-")
-
-
-def _is_left_over(owner: str) -> bool:
-    """Whether the process of the end of a temporary name, HOST.PROCESS.DRAWN.part, has ended."""
-    if (found := re.fullmatch(r"([^.]*)\.(\d+)\.[0-9a-f]{8}\.part", owner)) is None or found[1] != _host():
-        return False
+def _has_ended(process: int) -> bool:
     try:
-        os.kill(int(found[2]), 0)  # sends nothing
-    except ProcessLookupError:
-        return True
-    except (PermissionError, OverflowError):  # the process of another user
-        return False
+        os.kill(process, 0)  # sends nothing
+    except (OSError, OverflowError) as error:
+        return isinstance(error, ProcessLookupError)  # otherwise it is the process of another user
     return False
 
 

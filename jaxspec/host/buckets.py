@@ -7,7 +7,6 @@ renamed: in one that many objects make up, an object written last marks the whol
 
 import atexit
 import base64
-import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -18,11 +17,12 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PosixPath, PurePosixPath
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
+T = TypeVar("T")
 SCHEME = "gs:"
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
 _PART = 2**24  # bytes that are downloaded in one go
@@ -74,22 +74,17 @@ class BucketPath(PosixPath):
     def __repr__(self) -> str:
         return f"BucketPath({str(self)!r})"
 
-    @contextlib.contextmanager
-    def _there(self) -> Iterator[Any]:
-        """The `epath.Path`, on which errors become those that the methods raise."""
+    def _there(self, work: Callable[[Any], T]) -> T:
+        """The result of `work` on the `epath.Path`, whose errors become those that the methods raise."""
         try:
-            yield _epath()(str(self))
+            return work(_epath()(str(self)))
         except Exception as error:
             raise described(error, self) from error
 
-    def absolute(self) -> "BucketPath":
+    def resolve(self, strict: bool = False) -> Any:
         return self
 
-    def expanduser(self) -> "BucketPath":
-        return self
-
-    def resolve(self, strict: bool = False) -> "BucketPath":
-        return self
+    absolute = expanduser = resolve
 
     def relative_to(self, other: Any, *_: Any, **__: Any) -> Any:
         """A relative path is in no bucket."""
@@ -102,64 +97,54 @@ class BucketPath(PosixPath):
         return False
 
     def exists(self, **_: Any) -> bool:
-        with self._there() as there:
-            return there.exists()
+        return self._there(lambda there: there.exists())
 
     def is_file(self, **_: Any) -> bool:
-        with self._there() as there:
-            return there.is_file()
+        return self._there(lambda there: there.is_file())
 
     def is_dir(self, **_: Any) -> bool:
-        with self._there() as there:
-            return there.is_dir()
+        return self._there(lambda there: there.is_dir())
 
     def stat(self, **_: Any) -> Any:
         """An object with `st_size` alone."""
-        with self._there() as there:
-            return SimpleNamespace(st_size=there.stat().length)
+        return SimpleNamespace(st_size=self._there(lambda there: there.stat().length))
 
     def iterdir(self) -> Iterator["BucketPath"]:
-        with self._there() as there:
-            return iter([type(self)(str(each)) for each in there.iterdir()])
+        return map(type(self), self._there(lambda there: [str(each) for each in there.iterdir()]))
 
     def glob(self, pattern: str, **_: Any) -> Iterator["BucketPath"]:
-        with self._there() as there:
-            return iter([type(self)(str(each)) for each in there.glob(pattern)])
+        return map(type(self), self._there(lambda there: [str(each) for each in there.glob(pattern)]))
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         """Does nothing: a folder is there once it holds an object."""
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
-        with self._there() as there:
-            return there.open(mode)
+        return self._there(lambda there: there.open(mode))
 
     def read_bytes(self) -> bytes:
-        with self._there() as there:
-            return there.read_bytes()
+        return self._there(lambda there: there.read_bytes())
 
     def read_text(self, encoding: str | None = None, errors: str | None = None, **_: Any) -> str:
         return self.read_bytes().decode(encoding or "utf-8", errors or "strict").replace("\r\n", "\n")
 
     def write_bytes(self, data: Any) -> int:
-        with self._there() as there:
-            return there.write_bytes(data)
+        return self._there(lambda there: there.write_bytes(data))
 
     def write_text(self, data: str, *_: Any, **__: Any) -> int:
         return self.write_bytes(data.encode())
 
     def unlink(self, missing_ok: bool = False) -> None:
         written(self)  # what was appended and still waits is not uploaded
-        with self._there() as there:
-            there.unlink(missing_ok=missing_ok)
+        self._there(lambda there: there.unlink(missing_ok=missing_ok))
 
 
 def files_under(folder: Path) -> list[Path]:
     """All files in a folder and the folders below it, sorted."""
-    if not in_bucket(folder):
+    if not isinstance(folder, BucketPath):
         return sorted(file for file in _inside(folder, folder.resolve(), set()) if file.is_file())
-    with BucketPath._there(folder) as there:  # pyright: ignore[reportArgumentType]
-        # Of the folders, epath gives gcsfs's names, which have no scheme.
-        return sorted(BucketPath(f"{SCHEME}//{root}/{name}") for root, _, names in there.walk() for name in names)
+    # Of the folders, epath gives gcsfs's names, which have no scheme.
+    found = folder._there(lambda there: [f"{root}/{name}" for root, _, names in there.walk() for name in names])
+    return sorted(BucketPath(f"{SCHEME}//{name}") for name in found)
 
 
 def _inside(folder: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
