@@ -8,19 +8,12 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """Equal messages among chips.
+    """Equal messages among chips."""
 
-    Attributes:
-        kind: the name in HLO: `all-reduce`, `all-gather`, …
-        bytes: bytes of the result on a chip; for a reduce-scatter, of the input.
-        count: number of messages; a fraction for a mean over rounds.
-        chips: chips in each group that communicates; None: all.
-    """
-
-    kind: str
-    bytes: int
-    count: int | float = 1
-    chips: int | None = None
+    kind: str  # the name in HLO: `all-reduce`, `all-gather`, …
+    bytes: int  # of the result on a chip; for a reduce-scatter, of the input
+    count: int | float = 1  # number of messages; a fraction for a mean over rounds
+    chips: int | None = None  # in each group that communicates; None: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,26 +45,15 @@ def merged(collectives: Iterable[Collective]) -> tuple[Collective, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """A chip.
+    """A chip. If JAX sees several devices in it, the numbers are of one of them."""
 
-    Attributes:
-        memory: bytes of main memory. GB in a data sheet means 10^9 bytes; the v5p's sheet says GiB.
-        flops: dense bfloat16 operations per second. Quantised weights are multiplied in bfloat16 too.
-        bandwidth: bytes per second of main memory.
-        link: bytes per second that the chip can send over all its links: half of the sheets' bidirectional numbers.
-        clock: cycles per second of a TPU's tensor cores, the unit of the compiler's estimates; None for GPUs.
-        hop: seconds that the smallest message takes to a neighbour; not in any data sheet.
-        source: the data sheet.
-        devices: devices that JAX sees in one chip; the other numbers are of one of them.
-    """
-
-    memory: float
-    flops: float
-    bandwidth: float
-    link: float
-    clock: float | None
-    hop: float
-    source: str
+    memory: float  # bytes of main memory; GB in a data sheet means 10^9 bytes, and the v5p's sheet says GiB
+    flops: float  # dense bfloat16 operations per second; quantised weights are multiplied in bfloat16 too
+    bandwidth: float  # bytes per second of main memory
+    link: float  # bytes per second that it can send over all its links: half of the sheets' bidirectional numbers
+    clock: float | None  # cycles per second of a TPU's tensor cores, the unit of the compiler's estimates
+    hop: float  # seconds that the smallest message takes to a neighbour; not in any data sheet
+    source: str  # the data sheet
     devices: int = 1
 
 

@@ -89,23 +89,17 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
     if where.is_tpu or can_compile():
         try:
             devices = tpus(where) if where.is_tpu else gpus(where)
+            return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
         except ValueError as error:
             if "external name" not in str(error):
                 raise
             say(f"the installed libtpu cannot compile for {where.kind}, so all values come from sizes and data sheets")
-        else:
-            return split_mesh(make_mesh(data=data, model=model, rows=rows, devices=devices), config)
     return abstract_mesh((data, *model_axis_sizes(model, config), rows))
 
 
 def tpus(where: Slice) -> Sequence[Any]:
     """The TPUs of a slice, as devices for the compiler only. Raises as `mesh_on`."""
-    if importlib.util.find_spec("libtpu") is None:
-        raise NoCompilerError(
-            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
-        )
-    if why := _too_old():
-        raise NoCompilerError(why)
+    _check_libtpu()
     from jax.experimental import topologies
 
     expect_no_chip()
@@ -117,17 +111,20 @@ def tpus(where: Slice) -> Sequence[Any]:
         raise ValueError(f"{where} is not a TPU slice: {' '.join(str(error).split())}") from error
 
 
-def _too_old() -> str | None:
-    """Why this libtpu cannot serve this JAX, which would end the process without a message; None if it can."""
+def _check_libtpu() -> None:
+    """Raises NoCompilerError if libtpu is missing, or so old that JAX would end the process without a message."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise NoCompilerError(
+            "planning needs the TPU compiler (but no TPU), which is not installed: pip install 'jax[tpu]'"
+        )
     numbers = lambda version: [int(part) for part in re.findall(r"\d+", version)]
     found, jax_version = importlib.metadata.version("libtpu"), importlib.metadata.version("jax")
     needed = re.search(r"libtpu==([\d.]+\d)", " ".join(importlib.metadata.requires("jax") or ()))
-    if needed is None or numbers(found) >= numbers(needed[1]):
-        return None
-    return (
-        f"libtpu {found} is too old for jax {jax_version}, which needs {needed[1]}: "
-        f"pip install 'jax[tpu]=={jax_version}'"
-    )
+    if needed and numbers(found) < numbers(needed[1]):
+        raise NoCompilerError(
+            f"libtpu {found} is too old for jax {jax_version}, which needs {needed[1]}: "
+            f"pip install 'jax[tpu]=={jax_version}'"
+        )
 
 
 def abstract_mesh(sizes: tuple[int, ...] = (1,) * len(AXES)) -> AbstractMesh:

@@ -33,28 +33,18 @@ VIEWS = ("ConcatBitcast", "AssumeGatherIndicesInBound", "GatherScatterIndicesBit
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """An operation of a program, and how often it runs.
-
-    Attributes:
-        times: number of runs in a round; for an operation of a level, in a level.
-        bytes: bytes to and from main memory in each run.
-        flops: a kernel's declared operations in each run.
-        once: seconds of a run if nothing overlaps with it.
-        message: the collectives of all runs, if the kind is `MESSAGE`.
-        loop: the innermost loop inside a round that contains it; None: no such loop.
-        waited: seconds that the program waits for an asynchronous operation in each run; None: it is not asynchronous.
-    """
+    """An operation of a program, and how often it runs."""
 
     phase: Phase
     kind: str
-    times: int
-    bytes: int
-    flops: int
-    once: float
-    message: Collective | None
+    times: int  # runs in a round; for an operation of a level, in a level
+    bytes: int  # to and from main memory in each run
+    flops: int  # a kernel's declared operations in each run
+    once: float  # seconds of a run if nothing overlaps with it
+    message: Collective | None  # of all runs, if the kind is `MESSAGE`
     instruction: Instruction
-    loop: Instruction | None
-    waited: float | None = None
+    loop: Instruction | None  # the innermost loop inside a round that contains it
+    waited: float | None = None  # seconds of a run that the program waits for it, if it is asynchronous
 
     @property
     def seconds(self) -> float:
@@ -90,20 +80,13 @@ class Schedule:
 
     Copies take turns, and use only the time in which a running operation leaves main memory idle. Messages take turns
     too.
-
-    Attributes:
-        bandwidth: bytes per second of main memory.
-        clock: seconds since the computation began.
-        linked: seconds at which the links have sent all messages so far.
-        copies: names and remaining bytes of the copies under way, the first one first.
-        messages: seconds at which each message under way ends, by name.
     """
 
-    bandwidth: float
-    clock: float = 0.0
-    linked: float = 0.0
-    copies: deque[tuple[str, float]] = dataclasses.field(default_factory=deque)
-    messages: dict[str, float] = dataclasses.field(default_factory=dict)
+    bandwidth: float  # bytes per second of main memory
+    clock: float = 0.0  # seconds since the computation began
+    linked: float = 0.0  # on this clock: when the links have sent all messages so far
+    copies: deque[tuple[str, float]] = dataclasses.field(default_factory=deque)  # names and remaining bytes
+    messages: dict[str, float] = dataclasses.field(default_factory=dict)  # when each message ends, by name
 
     def start_message(self, name: str, seconds: float) -> None:
         """Starts a message that takes `seconds` once those before it are sent."""

@@ -41,29 +41,18 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction, a line of the program's text.
-
-    Attributes:
-        results: the arrays of its result; several for a tuple.
-        operands: names of the instructions whose results it reads.
-        runs: names of the computations that it calls, by role, such as `body`.
-        branches: names of a conditional's computations.
-        path: the scopes in which it was traced; empty if the compiler added it.
-        cycles: the compiler's estimate for a TPU; None if it gives none.
-        target: the target of a custom call; otherwise empty.
-        flops: operations of a kernel, from the kernel's own cost estimate; 0 for any other instruction.
-    """
+    """One instruction, a line of the program's text."""
 
     name: str
     opcode: str
-    results: tuple[Buffer, ...]
-    operands: tuple[str, ...]
-    runs: Mapping[str, str]
-    branches: tuple[str, ...]
-    path: str
-    cycles: int | None
-    target: str
-    flops: int
+    results: tuple[Buffer, ...]  # several for a tuple
+    operands: tuple[str, ...]  # names of the instructions whose results it reads
+    runs: Mapping[str, str]  # names of the computations that it calls, by role, such as `body`
+    branches: tuple[str, ...]  # names of a conditional's computations
+    path: str  # the scopes in which it was traced; empty if the compiler added it
+    cycles: int | None  # the compiler's estimate for a TPU; None if it gives none
+    target: str  # of a custom call; otherwise empty
+    flops: int  # of a kernel, by its own cost estimate; 0 for any other instruction
     line: str
 
     @property

@@ -205,9 +205,8 @@ def _prefill(
     chunk = accelerator_chunk(settings.prompt, settings.batch_size)
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
-    chunks, options, took, done = math.ceil(settings.prompt / chunk), None, [], list[Operation]()
-    if with_options:
-        options = backend.TPU_PREFILL_OPTIONS
+    options = backend.TPU_PREFILL_OPTIONS if with_options else None
+    chunks, took, done = math.ceil(settings.prompt / chunk), [], list[Operation]()
     for traced, times in program.trace_prefill(chunk):
         compiled = Compiled.of(traced, where, filled, options)
         if compiled is None:

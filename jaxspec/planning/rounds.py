@@ -27,20 +27,20 @@ class Rounds:
 def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
     """The means of a method's rounds. Raises ValueError if they are impossible, or the file has none for the method."""
     depth = method.builder.depth
-    if settings.levels is not None and not 0 <= settings.levels <= depth:
-        raise ValueError(f"--levels {settings.levels}: {settings.method} drafts 0 to {depth} levels a round")
     levels = depth if settings.levels is None else settings.levels
-    tau = None
-    if settings.tau is not None:
-        try:
-            tau = float(settings.tau)
-        except ValueError:
-            return _benched(settings, method)
-        if not 0 < tau <= levels + 1:
-            raise ValueError(
-                f"--tau {settings.tau}: a round of {settings.method} that drafts {levels:g} levels commits "
-                f"{levels + 1:g} tokens at most"
-            )
+    if not 0 <= levels <= depth:
+        raise ValueError(f"--levels {levels}: {settings.method} drafts 0 to {depth} levels a round")
+    if settings.tau is None:
+        return Rounds(None, levels)
+    try:
+        tau = float(settings.tau)
+    except ValueError:
+        return _benched(settings, method)
+    if not 0 < tau <= levels + 1:
+        raise ValueError(
+            f"--tau {settings.tau}: a round of {settings.method} that drafts {levels:g} levels commits {levels + 1:g} "
+            "tokens at most"
+        )
     return Rounds(tau, levels)
 
 
