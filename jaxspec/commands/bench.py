@@ -32,10 +32,9 @@ def run(settings: Bench) -> None:
 
 
 def read_shape(target: Path) -> CheckpointConfig:
-    """The config that a folder or a file holds: jaxspec's or Hugging Face's. Raises CheckpointError if it is none.
+    """The config in a checkpoint's folder or a Hugging Face one, or in a config.json of either, without any weights.
 
-    Args:
-        target: a checkpoint's folder, a Hugging Face one, or a config.json of either; weights are not read.
+    Raises CheckpointError if it is none.
     """
     file = target / "config.json" if target.is_dir() else target
     values = read_json(file)

@@ -31,10 +31,7 @@ divergences: texts that differ from plain decoding's."""
 
 
 def run(settings: Demo) -> None:
-    """Shows a text with the drafts of the default method, and prints a table of it beside plain decoding.
-
-    The prompt is the first of `--prompts builtin`.
-    """
+    """Shows a text for builtin's first prompt with its drafts, and prints a table of plain and speculative decoding."""
     console = Console(highlight=False)
     console.print("Loading the builtin LLaMA and compiling the decoding loops ...")
     model = load(BUILTIN)
@@ -76,10 +73,7 @@ def seconds(found: list[Generation]) -> float:
 
 
 def rows(runs: dict[str, list[Generation]], target: Llama) -> list[tuple[str, ...]]:
-    """Name, tokens/s (medians), speedup, tau and divergences of each method, the fastest first.
-
-    Speedup and divergences are against the first method of `runs`.
-    """
+    """Name, tokens/s (medians), speedup, tau and divergences of each method against the first; the fastest first."""
     found, reference = [], next(iter(runs.values()))
     plain = reference[0]
     for name, ours in sorted(runs.items(), key=lambda item: seconds(item[1])):

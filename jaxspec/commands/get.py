@@ -47,10 +47,8 @@ def run(settings: Get) -> None:
 
 
 def add_heads(model: Published, folder: Path) -> list[str]:
-    """Copies the package's heads for a model that are not among its heads. Returns their names.
-
-    A head of the same name stays as it is, with a warning if it differs: the user may have trained it.
-    """
+    """Copies the package's heads for a model that are not among its heads, and returns their names. Warns of others of
+    the same names, which stay: the user may have trained them."""
     heads, added = folder / "checkpoint" / "heads", []
     for head in sorted(model.heads.iterdir()) if model.heads else ():
         if not (there := heads / head.name).exists():

@@ -13,17 +13,12 @@ from jaxspec.model.config import LlamaConfig
 
 
 def fetch(name: str, target: Path | None = None) -> Path:
-    """The folder of a model of the hub, or of a draft head or draft model for a checkpoint.
+    """The folder of a model ORG/NAME of the hub, or of a draft head or draft model for the checkpoint `target`.
 
     A converted one is used without looking at the hub again. Otherwise it is downloaded into huggingface-hub's cache,
     and converted in the dtype of its files; stderr names both.
 
-    Args:
-        name: ORG/NAME.
-        target: the checkpoint of a head; None: `name` is a model.
-
-    Raises:
-        CheckpointError: it cannot be fetched or converted, or it would be converted by one of several processes.
+    Raises CheckpointError if that fails, or if one of several processes would have to do it.
     """
     model = cache_folder() / "hub" / name.replace("/", "--")
     # A head is converted for one target, which decides what of it is kept.

@@ -32,16 +32,11 @@ RECORDS = ".shards"
 
 
 class Shards:
-    """Files of weights of a model, of which at most AT_ONCE are on this disk.
-
-    Attributes:
-        model: the model.
-        folder: where the files are, on a disk.
-        most: the most bytes that were on the disk at once.
-    """
+    """Files of weights of a model in a folder on this disk, at most AT_ONCE at a time."""
 
     def __init__(self, model: Model, folder: Path):
-        self.model, self.folder, self.most = model, folder, 0
+        self.model, self.folder = model, folder
+        self.most = 0  # the most bytes that were on the disk at once
         self.held = OrderedDict[str, Future[Path]]()  # the one that was used last is at the end
         self.pool = ThreadPoolExecutor(1)
 
@@ -76,17 +71,14 @@ def convert(
     quantize: str | None,
     place: tuple[int, int] = (0, 1),
 ) -> None:
-    """Converts a model into the checkpoint `out` in a bucket.
+    """Converts a model into the checkpoint `out` in a bucket. Arguments and errors are those of `llama.convert`.
 
     Args:
-        model: as `model_files.look` found it.
-        out, dtype, tokenizer_from, quantize: as in `llama.convert`.
         place: the number of this process, from 0, and that of all. Each converts its own files, and the one that
             finds all converted completes the checkpoint.
 
     Raises:
-        ValueError: as in `llama.convert`, or `out` was begun with other arguments.
-        CheckpointError: the model is invalid or not supported, or a file of it cannot be fetched.
+        ValueError: also if `out` was begun with other arguments.
     """
     check_quantization(quantize)
     with folders.scratch(model.name) as folder, contextlib.closing(Shards(model, folder)) as shards:

@@ -71,9 +71,6 @@ class BucketPath(PosixPath):
 
     __fspath__ = as_posix = __str__
 
-    def __repr__(self) -> str:
-        return f"BucketPath({str(self)!r})"
-
     def _there(self, work: Callable[[Any], T]) -> T:
         """The result of `work` on the `epath.Path`, whose errors become those that the methods raise."""
         try:
@@ -89,9 +86,6 @@ class BucketPath(PosixPath):
     def relative_to(self, other: Any, *_: Any, **__: Any) -> Any:
         """A relative path is in no bucket."""
         return PurePosixPath(*self.parts).relative_to(PurePosixPath(*PurePosixPath(other).parts))
-
-    def is_absolute(self) -> bool:
-        return True
 
     def is_symlink(self) -> bool:
         return False

@@ -19,6 +19,7 @@ from jaxspec.costs.calibration import DEPTH, WIDTHS
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
+from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import Program
 from jaxspec.host import environment
 from jaxspec.host.atomic import check_apart, check_folder, write_whole
@@ -33,7 +34,6 @@ from jaxspec.planning.devices import mesh_on
 from jaxspec.planning.estimate import ESTIMATED, Interval, Operation, coverage
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.program import Compiled, PlacedProgram
-from jaxspec.planning.rounds import Rounds, expected_rounds
 from jaxspec.planning.shapes import Target, find_model, models_of
 from jaxspec.planning.table import show
 
@@ -41,6 +41,21 @@ DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
 
 Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+    """Means over rounds: committed tokens, drafted levels, and verified nodes with the root; None: not given."""
+
+    tau: float | None
+    levels: int | float
+    nodes: int | float | None = None
+
+    def verified(self, spec: Speculation) -> int | float:
+        """Verified nodes, the root included. If not given: levels + 1 for a chain, the largest size for a tree."""
+        if self.nodes is not None:
+            return self.nodes
+        return self.levels + 1 if spec.builder.is_chain else max(spec.verify_sizes)
 
 
 def run(settings: PlanSettings) -> None:
@@ -145,6 +160,46 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         ],
         "faults": faults,
     }
+
+
+def expected_rounds(settings: PlanSettings, method: Method) -> Rounds:
+    """The means of a method's rounds. Raises ValueError if they are impossible, or the file has none for the method."""
+    depth = method.builder.depth
+    levels = depth if settings.levels is None else settings.levels
+    if not 0 <= levels <= depth:
+        raise ValueError(f"--levels {levels}: {settings.method} drafts 0 to {depth} levels a round")
+    if settings.tau is None:
+        return Rounds(None, levels)
+    try:
+        tau = float(settings.tau)
+    except ValueError:
+        return _benched(settings, method)
+    if not 0 < tau <= levels + 1:
+        raise ValueError(
+            f"--tau {settings.tau}: a round of {settings.method} that drafts {levels:g} levels commits {levels + 1:g} "
+            "tokens at most"
+        )
+    return Rounds(tau, levels)
+
+
+def _benched(settings: PlanSettings, method: Method) -> Rounds:
+    """The means from a file of `bench --json`."""
+    if settings.levels is not None:
+        raise ValueError(f"--levels needs a number as --tau; the file {settings.tau} has its own number of levels")
+    try:
+        methods = json.loads(Path(settings.tau or "").read_text(encoding="utf-8"))["methods"]
+        found = {values["resolved"]: values for values in methods.values()} | methods
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"--tau {settings.tau!r} is neither a number nor a file of `jaxspec bench --json`") from error
+    values = found.get(settings.method) or found.get(str(method))
+    if values is None:
+        raise ValueError(f"--tau {settings.tau}: the file has no method {settings.method!r}, only {', '.join(methods)}")
+    try:
+        return Rounds(float(values["tau"]), float(values["depth_per_round"]), float(values["nodes_per_round"]) + 1)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"--tau {settings.tau}: {settings.method} in it lacks tau, depth_per_round or nodes_per_round"
+        ) from error
 
 
 def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:

@@ -93,7 +93,7 @@ def test_names(bucket: Bucket):
         str(path.with_suffix(".jsonl")) == "gs://b1c/folder/file.jsonl" and str(path.parent / "x" / "y")[-3:] == "x/y"
     )
     assert path.relative_to(path.parent).as_posix() == "file.json"
-    assert path.absolute() is path and path.expanduser() is path and path.resolve() is path and path.is_absolute()
+    assert path.absolute() is path and path.expanduser() is path and path.resolve() is path
     assert pickle.loads(pickle.dumps(path)) == path and to_path(path) is path and not path.is_symlink()
     assert type(to_path("folder/x")) is type(Path())
     with pytest.raises(ValueError, match=r"gs:/+ names no bucket; write gs://BUCKET/FOLDER"):

@@ -23,9 +23,8 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning import devices
 from jaxspec.planning.chips import CHIPS, Collective, Slice, Work, parse_slice
-from jaxspec.planning.plan import plan
+from jaxspec.planning.plan import expected_rounds, plan
 from jaxspec.planning.program import PlacedProgram
-from jaxspec.planning.rounds import expected_rounds
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from tests.planning.placed import placed
 
