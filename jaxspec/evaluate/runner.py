@@ -187,7 +187,7 @@ def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list
 def compilations() -> Iterator[list[str]]:
     """Yields a list that has, after the block, the names of programs in `TIMED` that were compiled in it or loaded from
     the disk cache. Other programs do not run while time is measured."""
-    names, found = compilation.compiled().names, list[str]()
+    names, found = compilation.compiled(), list[str]()
     before = len(names)
     yield found
     found += [name for name in names[before:] if name in TIMED]

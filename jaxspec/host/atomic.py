@@ -161,15 +161,12 @@ def scratch(place: Path) -> Iterator[Path]:
 
 
 def resume_in_bucket(out: Path, about: str) -> bool:
-    """Marks `out` as not complete for work that resumes, or finds that it was begun with the same `about`.
+    """Marks `out` as not complete for work that resumes, and returns whether anything is left to do.
 
     Several processes may call this at once. config.json must be written last. A single process calls `end_in_bucket`
     then. With several the mark stays, so that one that comes late finds the output complete.
 
-    Returns whether anything is left to do.
-
-    Raises:
-        ValueError: `out` is complete, or was begun with another `about`.
+    Raises ValueError if `out` is complete and not marked, or was begun with another `about`.
     """
     mark = out / UNFINISHED
     begun = mark.read_text() if mark.exists() else None

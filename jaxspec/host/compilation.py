@@ -1,6 +1,5 @@
 """Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
 
-import dataclasses
 import functools
 import gc
 from collections.abc import Callable, Collection, Mapping
@@ -57,30 +56,25 @@ def make_room(share: float = 0.9) -> None:
 
 def make_room_for_more() -> None:
     """`make_room` if anything was compiled since the last call. Call it before decoding."""
-    if (found := compiled()).counted != len(found.names):
-        found.counted = len(found.names)
-        make_room()
+    _make_room_after(len(compiled()))
 
 
-@dataclasses.dataclass
-class Compiled:
-    """JAX's names of the programs that were compiled since the first call of `compiled`, or read from disk.
-
-    `counted` of them were there at the last `make_room_for_more`; -1 before the first.
-    """
-
-    names: list[str] = dataclasses.field(default_factory=list)
-    counted: int = -1
+@functools.lru_cache(maxsize=1)  # with the number of the last call it does nothing
+def _make_room_after(programs: int) -> None:
+    make_room()
 
 
 @functools.cache
-def compiled() -> Compiled:
-    """The programs of this process. Not all versions of JAX can remove a listener, so there is only this one."""
-    found = Compiled()
+def compiled() -> list[str]:
+    """JAX's names of the programs that were compiled since the first call, or read from disk.
+
+    Not all versions of JAX can remove a listener, so there is only this one.
+    """
+    found = list[str]()
 
     def listen(event: str, duration_secs: float, **about: str | int) -> None:
         if event == _COMPILED:
-            found.names.append(str(about.get("fun_name")))
+            found.append(str(about.get("fun_name")))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return found

@@ -8,11 +8,9 @@ COMPILER = "compiler"  # beginning of the names of threads that compile, for whi
 
 
 def give_threads() -> None:
-    """Gives XLA threads enough for the fake devices that the environment demands; call it before JAX finds devices.
-
-    XLA makes as many threads as there are devices, or cores. A device that waits in a collective holds one, and the
-    others may need more than one each; then all wait, and XLA ends the process after 40 seconds.
-    """
+    """Gives XLA threads enough for the fake devices that the environment demands; call it before JAX finds devices."""
+    # XLA makes as many threads as there are devices, or cores. A device that waits in a collective holds one, and the
+    # others may need more than one each; then all wait, and XLA ends the process after 40 seconds.
     devices = os.environ.get("JAX_NUM_CPU_DEVICES", "")
     if devices.isdecimal() and int(devices) > 1:
         os.environ.setdefault("NPROC", str(THREADS * int(devices)))  # XLA's name for the number of cores to use

@@ -57,16 +57,14 @@ def _settings(method: Method) -> dict[str, tuple[str | None, dataclasses.Field]]
     known: dict[str, tuple[str | None, dataclasses.Field]] = {
         f"{part.name}.{field.name}": (role, field) for role, part in parts for field in settings_of(part)
     }
-    own = {} if method.head is None else {field.name: field for field in dataclasses.fields(method)}
-    return known | {name: (None, own[name]) for name in (HEAD, HISTORY) if name in own}
+    own = () if method.head is None else (HEAD, HISTORY)
+    return known | {field.name: (None, field) for field in dataclasses.fields(method) if field.name in own}
 
 
 def _variant(method: Method, role: str | None, field: dataclasses.Field, text: str) -> Variant:
     if field.name == HEAD and not text:
         raise ValueError("a head needs a name")
-    whole: Any = method
-    part, named = (whole, method.drafter) if role is None else (getattr(method, role),) * 2
-    value = text if field.name == HEAD else read_value(field, text, f"{named.name},{field.name}={text}")
-    changed = dataclasses.replace(part, **{field.name: value})
-    found = changed if role is None else dataclasses.replace(whole, **{role: changed})
-    return Variant(value if isinstance(value, int | float) else text, found)
+    part: Any = method.drafter if role is None else getattr(method, role)
+    value: Any = text if field.name == HEAD else read_value(field, text, f"{part.name},{field.name}={text}")
+    changed = {field.name: value} if role is None else {role: dataclasses.replace(part, **{field.name: value})}
+    return Variant(value if isinstance(value, int | float) else text, dataclasses.replace(method, **changed))
