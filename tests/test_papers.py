@@ -10,8 +10,7 @@ from benchmarks.paper_tables import TEMPLATES
 from benchmarks.papers import PAGE, ROOT, commands, needs_builtin_only, run
 from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
-from jaxspec.methods.method import parse_method
-from jaxspec.methods.variants import vary
+from jaxspec.methods.method import parse_method, vary
 from jaxspec.options.by_command import Bench, Eval, Sweep
 from jaxspec.report.tables import published
 

@@ -19,10 +19,10 @@ COMMANDS = {
 
 
 def convert_llama(settings: Llama) -> None:
-    from jaxspec.commands import model_files, shard_stream
+    from jaxspec.commands import shard_stream
     from jaxspec.convert import folders, llama
 
-    model = model_files.look(settings.src, settings.revision) if in_bucket(settings.out) else None
+    model = shard_stream.look(settings.src, settings.revision) if in_bucket(settings.out) else None
     if model is None:
         settings.hosts.join()
     how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)

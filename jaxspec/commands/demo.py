@@ -15,7 +15,7 @@ from jaxspec.engine.requests import requests_of
 from jaxspec.evaluate.divergence import diverges
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.table import print_table
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 from jaxspec.host.terminal import progress
 from jaxspec.model.llama import Llama
 from jaxspec.options.by_command import Demo
@@ -43,7 +43,7 @@ def run(settings: Demo) -> None:
         for name, engine in engines.items()
         for key, program in engine.compilations(requests, record=True).items()
     }
-    compile_all(programs, lambda key: f"{key[1]} of {key[0]}")
+    Compilations(programs, lambda key: f"{key[1]} of {key[0]}").wait()
     runs: dict[str, list[Generation]] = {name: [] for name in METHODS}
     with progress("generated texts:", (1 + REPEATS) * len(METHODS)) as shown:
         for _ in range(1 + REPEATS):  # taking turns, so that a busy machine slows all

@@ -7,7 +7,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.requests import requests_of
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 from jaxspec.options.by_command import Warmup
 
 
@@ -27,7 +27,7 @@ def run(settings: Warmup) -> None:
             prompts = [[0] * tokens] * settings.batch_size
             found = engine.compilations(requests_of(model, prompts, sampling=settings.sampling))
             jobs = {key: job for key, job in found.items() if key not in done}
-            compile_all(jobs, lambda key, name=str(engine.method): f"{key[0]} of {name}")
+            Compilations(jobs, lambda key, name=str(engine.method): f"{key[0]} of {name}").wait()
             done |= jobs.keys()
             compilation.make_room_for_more()
     print(f"{len(done)} programs in {time.perf_counter() - began:.0f} s, kept in {place}")

@@ -23,7 +23,7 @@ from jaxspec.engine.session import Session
 from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model.backend import tree_sizes
@@ -227,7 +227,7 @@ class Engine:
         prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
-        compile_all(self.compilations(requests[:size], requests[size:], **options), itemgetter(0))
+        Compilations(self.compilations(requests[:size], requests[size:], **options), itemgetter(0)).wait()
 
     # --- from requests to results
 
@@ -249,7 +249,7 @@ class Engine:
         return Program(self.method.speculation(greedy, **options), self.models)
 
     def compilations(self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool) -> Jobs:
-        """The compilations that `compile_all` runs before these requests are decoded; `options` as in `program`.
+        """What `Compilations` runs before these requests are decoded; `options` as in `program`.
 
         `later` are requests that will refill rows of the first ones.
         """

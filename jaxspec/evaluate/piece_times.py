@@ -14,7 +14,7 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 
 
 def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[str, PieceCosts]:
@@ -29,7 +29,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     engine = next(iter(engines.values()))
 
-    def in_context(work: Callable[..., Any], *given: Any) -> Any:  # in the threads of `compile_all`
+    def in_context(work: Callable[..., Any], *given: Any) -> Any:  # in the threads of `Compilations`
         with engine.model.context():
             return work(*given)
 
@@ -40,7 +40,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
             round_key(engines[name], spec): partial(in_context, round_pair, spec, engines[name].models, states[name])
             for name, spec in specs.items()
         }
-        pairs: dict[tuple, RoundPair] = compile_all(rounds, lambda key: "rounds")
+        pairs: dict[tuple, RoundPair] = Compilations(rounds, lambda key: "rounds").wait()
         # A round is split by the time of its own verification; between sizes, times are interpolated.
         sizes = sorted({*spread(wanted), *(pair.nodes for pair in pairs.values())})
         jobs: dict[tuple, Job] = {
@@ -59,7 +59,7 @@ def measure(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[
             if spec.controller.stops:
                 jobs["control level", name] = partial(judge, spec, models, state)
                 jobs["control round", name] = partial(learn, spec, state)
-        compile_all({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0]))
+        Compilations({key: partial(in_context, job, 0) for key, job in jobs.items()}, lambda key: str(key[0])).wait()
         seconds = dict(zip(jobs, seconds_per_iteration(list(jobs.values())), strict=True))
     target, found = interpolated({size: seconds["target", size] for size in sizes}, wanted), {}
     for name, spec in specs.items():

@@ -19,7 +19,7 @@ from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.runlog import Answer, RunLog, Turn, tree_to_json, with_token_texts
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import largest
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.by_command import Answers
@@ -168,7 +168,7 @@ def measure(
         for name, engine in engines.items()
         for key, job in engine.compilations(requests, record=True).items()
     }
-    compile_all({key: job for key, (_, job) in named.items()}, lambda key: f"{key[0]} of {named[key][0]}")
+    Compilations({key: job for key, (_, job) in named.items()}, lambda key: f"{key[0]} of {named[key][0]}").wait()
     passes = [
         {name: warm(engine, requests, [row and row[i] for row in learnt[name]]) for name, engine in engines.items()}
         for i in range(repeats)

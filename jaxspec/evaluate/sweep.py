@@ -13,8 +13,7 @@ from jaxspec.evaluate import bench
 from jaxspec.host.atomic import check_ours, write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
-from jaxspec.methods.method import parse_method
-from jaxspec.methods.variants import Variant, vary
+from jaxspec.methods.method import Variant, parse_method, vary
 from jaxspec.options.by_command import Bench, Comparison, Sweep
 
 

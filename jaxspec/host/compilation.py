@@ -138,8 +138,3 @@ class Compilations(Generic[Name]):
     def _first(self, waiting: Collection[Future[Any]]) -> str:
         """The label of the first program that still compiles."""
         return next(self._label(name) for name, future in self._running.items() if future in waiting)
-
-
-def compile_all(programs: Mapping[Name, Callable[[], Any]], label: Callable[[Name], str] = str) -> dict[Name, Any]:
-    """The results of `Compilations` with these arguments."""
-    return Compilations(programs, label).wait()

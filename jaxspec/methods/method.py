@@ -1,7 +1,7 @@
 """Method names, `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`, and what they mean."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, TypeVar
 
 from jaxspec.builders import BUILDERS, Chain
@@ -18,11 +18,12 @@ from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
 from jaxspec.drafters.history import WithHistory
 from jaxspec.host.arguments import integer
-from jaxspec.methods.settings import build_part, check_settings, show_settings
+from jaxspec.methods.settings import build_part, check_settings, read_value, settings_of, show_settings
 from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 
 S = TypeVar("S", bound=Strategy)
-HISTORY = "history"
+ROLES = ("drafter", "builder", "controller")
+HEAD, HISTORY = "head", "history"
 LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
 
 
@@ -68,7 +69,7 @@ class Method:
 
     def with_costs(self, table: CostTable) -> "Method":
         """The same method; every missing cost is taken from a measured table."""
-        given = {role: getattr(self, role).with_costs(table) for role in ("drafter", "builder", "controller")}
+        given = {role: getattr(self, role).with_costs(table) for role in ROLES}
         return dataclasses.replace(self, **given)
 
     def fitted(self, draft: Any) -> "Method":
@@ -204,3 +205,62 @@ def _history(settings: list[str], text: str) -> tuple[list[str], int]:
 def _part(kinds: dict[str, Any], typed: str, text: str) -> Any:
     name, *settings = typed.split(",")
     return build_part(kinds[name], settings, text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One value of a setting, and the method that has it."""
+
+    value: int | float | bool | str  # the text that was typed where the setting is no number
+    method: Method
+
+
+def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
+    """The method once with each value of a setting.
+
+    Args:
+        setting: a field of the drafter, builder or controller, such as `length`; `chain.length` where several parts
+            have it; `head` for @HEAD; `history` where there is a head.
+        values: written as in a method's text.
+
+    Raises:
+        ValueError: the method has no such setting (the message lists its settings), several parts have it, a value does
+            not fit, or there are fewer than two distinct ones.
+    """
+    known = _varied(method)
+    found = [full for full in known if setting in (full, full.partition(".")[2])]
+    if not found:
+        offers = f"its settings are {', '.join(known)}" if known else "it has none"
+        raise ValueError(f"the method {method} has no setting {setting!r}; {offers}")
+    if len(found) > 1:
+        raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(found)}")
+    variants = [_variant(method, *known[found[0]], value) for value in values]
+    seen = set[Method]()
+    for text, variant in zip(values, variants, strict=True):
+        if variant.method in seen:
+            raise ValueError(f"{setting} has the value {text!r} twice")
+        seen.add(variant.method)
+    if len(variants) < 2:
+        raise ValueError(f"a sweep needs two or more values of {setting}, such as {setting}=A,B")
+    return variants
+
+
+def _varied(method: Method) -> dict[str, tuple[str | None, dataclasses.Field]]:
+    """The field of each setting and the part that has it, by the name to type; None: the method itself."""
+    if method.drafter.name == "plain":
+        return {}
+    parts = [(role, getattr(method, role)) for role in ROLES]
+    known: dict[str, tuple[str | None, dataclasses.Field]] = {
+        f"{part.name}.{field.name}": (role, field) for role, part in parts for field in settings_of(part)
+    }
+    own = () if method.head is None else (HEAD, HISTORY)
+    return known | {field.name: (None, field) for field in dataclasses.fields(method) if field.name in own}
+
+
+def _variant(method: Method, role: str | None, field: dataclasses.Field, text: str) -> Variant:
+    if field.name == HEAD and not text:
+        raise ValueError("a head needs a name")
+    part: Any = method.drafter if role is None else getattr(method, role)
+    value: Any = text if field.name == HEAD else read_value(field, text, f"{part.name},{field.name}={text}")
+    changed = {field.name: value} if role is None else {role: dataclasses.replace(part, **{field.name: value})}
+    return Variant(value if isinstance(value, int | float) else text, dataclasses.replace(method, **changed))

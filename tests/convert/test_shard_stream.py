@@ -17,7 +17,7 @@ from huggingface_hub import constants
 import jaxspec
 from jaxspec.checkpoint import checksums, parameters
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.commands import model_files, shard_stream
+from jaxspec.commands import shard_stream
 from jaxspec.convert import folders, llama
 from jaxspec.host import buckets
 from jaxspec.host.buckets import to_path
@@ -145,7 +145,7 @@ def test_a_damaged_file(there: hub.Hub, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_two_files_at_most(there: hub.Hub, tmp_path: Path):
-    model = model_files.look("org/model", None)
+    model = shard_stream.look("org/model", None)
     assert model is not None
     shards = shard_stream.Shards(model, tmp_path)
     for name in model.shards:
@@ -164,11 +164,11 @@ def test_the_index_names_the_files(there: hub.Hub, folder: Path, tmp_path: Path)
     upload(model, f"gs://{NAME}/hf")
     there.models["org/twice"] = model
     for source in ("org/twice", f"gs://{NAME}/hf"):
-        found = model_files.look(source, None)
+        found = shard_stream.look(source, None)
         assert found is not None and [*found.shards] == names
     to_path(f"gs://{NAME}/hf/{names[0]}").unlink()
     with pytest.raises(CheckpointError, match=f"shard {names[0]} is named in gs://.* but absent; download it again"):
-        model_files.look(f"gs://{NAME}/hf", None)
+        shard_stream.look(f"gs://{NAME}/hf", None)
 
 
 @pytest.mark.usefixtures("no_weights")

@@ -1,6 +1,7 @@
 """Pieces of a round run alone, and how they are timed."""
 
 import dataclasses
+from types import SimpleNamespace
 from typing import ClassVar, final
 
 import jax
@@ -125,7 +126,7 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     engines = {name: Engine(engine.model, method) for name, method in methods.items()}
     monkeypatch.setattr(piece_times, "seconds_per_iteration", lambda jobs: [float(2**i) for i in range(len(jobs))])
     compiled = lambda programs, name: {key: run() for key, run in programs.items() if name(key) == "rounds"}
-    monkeypatch.setattr(piece_times, "compile_all", compiled)
+    monkeypatch.setattr(piece_times, "Compilations", lambda *of: SimpleNamespace(wait=lambda: compiled(*of)))
     for each in engines.values():
         monkeypatch.setattr(each, "tree_sizes", ())
     found = piece_times.measure(engines, REQUESTS)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxspec.host import compilation
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 
 
 def test_two_at_a_time_and_each_result_in_its_place(capsys: pytest.CaptureFixture):
@@ -22,14 +22,14 @@ def test_two_at_a_time_and_each_result_in_its_place(capsys: pytest.CaptureFixtur
         both.wait()
         return value
 
-    assert compile_all({"a": lambda: program(1), "b": lambda: program(2)}) == {"a": 1, "b": 2}
-    assert compile_all({}) == {}
+    assert Compilations({"a": lambda: program(1), "b": lambda: program(2)}).wait() == {"a": 1, "b": 2}
+    assert Compilations({}).wait() == {}
     assert capsys.readouterr().err == ""  # nobody waits for a second
 
 
 def test_what_lasts_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(compilation, "PATIENCE", 0.01)
-    compile_all({1: lambda: time.sleep(0.1), 2: lambda: None}, lambda which: f"the loop of method {which}")
+    Compilations({1: lambda: time.sleep(0.1), 2: lambda: None}, lambda which: f"the loop of method {which}").wait()
     assert capsys.readouterr().err.splitlines()[0].endswith("of 2: the loop of method 1")
 
 
@@ -38,14 +38,14 @@ def test_one_that_fails_is_heard_of():
         raise MemoryError("too large")
 
     with pytest.raises(MemoryError, match="too large"):
-        compile_all({"a": fails, "b": lambda: None})
+        Compilations({"a": fails, "b": lambda: None}).wait()
 
 
 SLOW = """
 import signal
 import time
 from jaxspec.commands import console
-from jaxspec.host.compilation import compile_all
+from jaxspec.host.compilation import Compilations
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs lack
 
@@ -53,7 +53,7 @@ def compile_slowly():
     print("begun", flush=True)
     time.sleep(100)
 
-console.run(lambda: compile_all({"a": compile_slowly}))
+console.run(lambda: Compilations({"a": compile_slowly}).wait())
 """
 
 

@@ -10,8 +10,7 @@ from jaxspec.builders.static import Static
 from jaxspec.builders.uniform import Uniform
 from jaxspec.decoding.controller import Controller
 from jaxspec.methods import method
-from jaxspec.methods.method import LONGEST, parse_method
-from jaxspec.methods.variants import vary
+from jaxspec.methods.method import LONGEST, parse_method, vary
 
 
 @dataclasses.dataclass(frozen=True)
