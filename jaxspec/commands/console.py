@@ -120,11 +120,9 @@ def _unless_loop_is_closed(unraisable: Any) -> None:
 
 
 def carry_out(prog: str, description: str, commands: Mapping[str, tuple[type, str]]) -> None:
-    """Parses a command line and runs its command.
+    """Parses a command line and runs its command: of `commands`, by name, the options' dataclass and the function.
 
-    Args:
-        commands: by name: the dataclass of its options, and the function that takes them, as `module.function`. The
-            module is imported only when the command runs, so `--help` does not load JAX.
+    The function is given as `module.function` and imported when it runs, so `--help` does not load JAX.
     """
     name = next(iter(sys.argv[1:]), "")
     if name in commands:

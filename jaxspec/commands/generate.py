@@ -37,9 +37,9 @@ def run(settings: Generate) -> None:
     together = min(settings.batch_size or TOGETHER, len(prompts))
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
-    inputs = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
-    inputs |= {"chat_args": settings.template.format.arguments, "system": settings.template.system}
-    options = {**inputs, "stop": settings.stop}
+    options = {"sampling": settings.sampling, "chat": settings.chat, "truncate": settings.truncate}
+    options |= {"chat_args": settings.template.format.arguments, "system": settings.template.system}
+    options |= {"stop": settings.stop}
     if settings.show_drafts and engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, so it cannot show drafts as text")
     if settings.stream:

@@ -19,11 +19,9 @@ def summary(kind: type) -> str:
 
 
 def prepare(kind: Any, texts: bool) -> None:
-    """Annotates the fields of options for tyro, nested options included, by their `Option` and their docstrings.
+    """Replaces the annotations of options by tyro's: those of a dataclass, or of all in an annotation, nested ones too.
 
-    Args:
-        kind: a dataclass, or an annotation that contains some. Their annotations are replaced.
-        texts: whether help is printed, which needs the docstrings.
+    With `texts`, help will be printed, which needs the fields' docstrings.
     """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         for owner in kind.__mro__:

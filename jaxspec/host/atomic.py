@@ -84,9 +84,7 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its name at the end, and is removed if anything is raised.
 
     In a bucket it is `out` itself. There the file that marks the output as complete, config.json, must be written last.
-
-    Args:
-        needed: bytes that will be written.
+    `needed` is the number of bytes that will be written.
 
     Raises:
         ValueError: `out` exists, or the folder that is to hold it does not.

@@ -24,10 +24,8 @@ ready: set[tuple[Any, ...]] = set()
 
 
 def keep_compilations() -> Path | None:
-    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off).
-
-    Returns its folder; None if nothing is kept.
-    """
+    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off), and
+    returns its folder; None if nothing is kept."""
     config: Any = jax.config  # its options are made at run time
     if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
         place = cache_folder() / "compiled"
@@ -87,14 +85,10 @@ Name = TypeVar("Name")
 
 
 class Compilations(Generic[Name]):
-    """Runs functions that compile programs, two at a time and in this order, in threads of its own.
+    """Runs functions that compile programs, given by name, two at a time and in this order, in threads of its own.
 
     With several processes one at a time, so that all compile in the same order. JAX's settings, such as the precision
-    of products, are thread-local: each function must set them.
-
-    Args:
-        programs: a name and a function for each.
-        label: a program's name on stderr.
+    of products, are thread-local: each function must set them. `label` gives a program's name on stderr.
     """
 
     def __init__(self, programs: Mapping[Name, Callable[[], Any]], label: Callable[[Name], str] = str):

@@ -59,9 +59,8 @@ def broadcast_text(text: str) -> str:
 def broadcast_from_first(work: Callable[[], Any]) -> Any:
     """Calls `work` in the first process only, and returns its result, which must be JSON, in all processes.
 
-    Raises:
-        ValueError, RuntimeError: in the other processes, if `work` raised an error in the first one; ValueError for bad
-            input and errors of the file system. The first process raises the error itself.
+    The first process raises an error of `work` itself; the others raise ValueError for bad input and errors of the file
+    system, and RuntimeError for other errors.
     """
     if jax.process_count() == 1:
         return work()

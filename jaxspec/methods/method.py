@@ -216,16 +216,14 @@ class Variant:
 
 
 def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
-    """The method once with each value of a setting.
+    """The method once with each value of a setting, written as in a method's text.
 
     Args:
         setting: a field of the drafter, builder or controller, such as `length`; `chain.length` where several parts
             have it; `head` for @HEAD; `history` where there is a head.
-        values: written as in a method's text.
 
-    Raises:
-        ValueError: the method has no such setting (the message lists its settings), several parts have it, a value does
-            not fit, or there are fewer than two distinct ones.
+    Raises ValueError if the method has no such setting (the message lists its settings), several parts have it, a value
+    does not fit, or there are fewer than two distinct ones.
     """
     known = _varied(method)
     found = [full for full in known if setting in (full, full.partition(".")[2])]

@@ -82,9 +82,7 @@ def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int 
     """The mesh of a model on these chips; an abstract mesh if the installed compiler does not know them, and for GPUs
     also if there is none.
 
-    Raises:
-        NoCompilerError: the chips are TPUs, and libtpu is not installed or too old.
-        ValueError: there is no such TPU topology.
+    Raises NoCompilerError for TPUs if libtpu is not installed or too old; ValueError for an unknown TPU topology.
     """
     if where.is_tpu or can_compile():
         try:

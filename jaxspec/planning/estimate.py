@@ -53,18 +53,13 @@ class Operation:
 
 
 class Interval(NamedTuple):
-    """An estimated time in seconds, or a ratio of two.
+    """An estimated time in seconds, or a ratio of two."""
 
-    Attributes:
-        lower: everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth.
-        scheduled: the cycles, plus the times of operations without an estimate; of asynchronous ones only the time that
-            the program waits for them in the order that the compiler chose.
-        upper: nothing overlaps: the cycles, plus the whole times of all operations without an estimate.
-    """
-
-    lower: float = 0.0
+    lower: float = 0.0  # everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth
+    # The cycles, plus the times of operations without an estimate; of asynchronous ones only the time that the program
+    # waits for them in the order that the compiler chose.
     scheduled: float = 0.0
-    upper: float = 0.0
+    upper: float = 0.0  # nothing overlaps: the cycles, plus the whole times of all operations without an estimate
 
     def times(self, number: int | float) -> "Interval":
         return Interval(*(number * each for each in self))
@@ -194,10 +189,8 @@ def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> l
 
     A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
     its levels are a phase of their own. For a conditional, each phase counts its slowest branch. An asynchronous
-    operation counts where the program waits for it.
-
-    Args:
-        filled: share of the cache's rows that hold tokens. The attention kernel skips the other rows.
+    operation counts where the program waits for it. `filled` is the share of the cache's rows that hold tokens: the
+    attention kernel skips the others.
     """
     return list(_Reader(program, where, filled).read(program.loop, 1, COMMIT))
 

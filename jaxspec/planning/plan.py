@@ -19,9 +19,9 @@ from jaxspec.costs.calibration import DEPTH, WIDTHS
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
-from jaxspec.decoding.speculation import Speculation
 from jaxspec.engine.program import Program
 from jaxspec.host import environment
+from jaxspec.host.arguments import check_options
 from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -51,12 +51,6 @@ class Rounds:
     levels: int | float
     nodes: int | float | None = None
 
-    def verified(self, spec: Speculation) -> int | float:
-        """Verified nodes, the root included. If not given: levels + 1 for a chain, the largest size for a tree."""
-        if self.nodes is not None:
-            return self.nodes
-        return self.levels + 1 if spec.builder.is_chain else max(spec.verify_sizes)
-
 
 def run(settings: PlanSettings) -> None:
     """Plans, prints the plan, and writes it to `--json` if given."""
@@ -73,9 +67,7 @@ def run(settings: PlanSettings) -> None:
 def plan(settings: PlanSettings) -> dict[str, Any]:
     """The values that `--json` writes.
 
-    Raises:
-        ValueError: a model, a method or a number is invalid.
-        NoCompilerError: the chips are TPUs, and libtpu is not installed or too old.
+    Raises ValueError if a model, a method or a number is invalid; NoCompilerError as `mesh_on`.
     """
     where, target = _where(settings), find_model(settings.model, settings.quantize)
     _check(settings, target)
@@ -100,7 +92,8 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     if method.needs_costs:
         method = with_costs(method, where, compose, plain_seconds)
     program = compose(method)
-    nodes = rounds.verified(program.spec)
+    largest = rounds.levels + 1 if method.builder.is_chain else max(program.spec.verify_sizes)
+    nodes = largest if rounds.nodes is None else rounds.nodes
     parts, memory, faults = program.parts, _sizes(program), []
     compiled, origin = None, "sizes and data sheets; nothing was compiled"
     if isinstance(mesh, Mesh):
@@ -239,8 +232,7 @@ def _check(settings: PlanSettings, target: Target) -> None:
         raise ValueError(f"--batch-size must be at least 1, --context from 1 to the {longest} positions of this model")
     if settings.prompt is not None and not 0 < settings.prompt <= settings.context:
         raise ValueError(f"--prompt {settings.prompt}: it must be from 1 to {settings.context}, the value of --context")
-    if settings.explain < 0:
-        raise ValueError(f"--explain {settings.explain}: it must be the number of operations to show")
+    check_options(settings, lambda number: number >= 0, "be the number of operations to show", "explain")
 
 
 def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:

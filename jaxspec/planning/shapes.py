@@ -45,8 +45,7 @@ def find_model(name: str, quantize: str | None = None) -> Target:
     """A published model by its name, a model of the hub, of which no weights are read, or a checkpoint, which may be
     quantised already.
 
-    Raises:
-        ValueError: there is no such model, its weights cannot be quantised this way, or Qwix is not installed.
+    Raises ValueError if there is no such model, it cannot be quantised this way, or Qwix is not installed.
     """
     if name in MODELS or is_hub_id(name):
         check(quantize)
@@ -62,10 +61,8 @@ def find_model(name: str, quantize: str | None = None) -> Target:
 def models_of(target: Target, method: Method, dtype: jnp.dtype) -> Models:
     """Target, head and predictor of a method as shapes, without arrays.
 
-    A head in the checkpoint has its own shape; any other head has the shape of its paper.
-
-    Raises:
-        ValueError: the method's draft model does not exist, so its shape is not known.
+    A head in the checkpoint has its own shape; any other head has the shape of its paper. Raises ValueError for a draft
+    model that does not exist, whose shape is not known.
     """
     llama = nnx.eval_shape(lambda: Llama(target.config, rngs=nnx.Rngs(0), dtype=dtype))
     if (how := target.quantize) is not None:
