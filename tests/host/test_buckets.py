@@ -24,7 +24,7 @@ from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
 from jaxspec.host import buckets
-from jaxspec.host.atomic import UNFINISHED, check_folder, check_new, staged, write_whole
+from jaxspec.host.atomic import UNFINISHED, check_apart, check_folder, check_new, staged, write_whole
 from jaxspec.host.buckets import BucketPath, files_under, to_path, with_paths
 from jaxspec.host.json_lines import LineLog
 from jaxspec.options.by_command import Eval, Report
@@ -134,6 +134,9 @@ def test_files(root: Path):
     with pytest.raises(ValueError, match="exists already"):
         check_new(root / "a")
     check_new(root / "b")
+    check_apart(root / "b", root / "a", Path("b"))
+    with pytest.raises(ValueError, match=f"{ROOT}/b is read by this command"):
+        check_apart(root / "b", Path("a"), root / "b")
     (root / "a" / "c" / "d").unlink()
     (root / "a" / "c" / "d").unlink(missing_ok=True)
     assert not (root / "a" / "c").exists()
