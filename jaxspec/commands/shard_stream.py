@@ -35,8 +35,7 @@ _INDEX = f"{_WHOLE}{folders.INDEX}"
 _SHARDS = re.compile(r"model-\d+-of-\d+\.safetensors")
 _LONGEST_HEADER = 100_000_000  # bytes; the limit of safetensors
 
-Header = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Of a safetensors file: the dtype, in its own names, and the shape of each tensor."""
+Header = Mapping[str, tuple[str, tuple[int, ...]]]  # of each tensor: dtype, in safetensors' names, and shape
 
 
 class Shard(NamedTuple):
@@ -220,7 +219,7 @@ def convert(
         if not missing:
             _complete(out, [file.record for file in files], config, source, tokenizer_from)
             if place[1] == 1:
-                atomic.end_in_bucket(out)
+                (out / atomic.UNFINISHED).unlink(missing_ok=True)
     disk, memory = filesize.decimal(shards.most), filesize.decimal(peak_memory())
     say(f"at most {disk} of weights on this disk, and {memory} of memory")
     if missing and not complete:

@@ -161,8 +161,8 @@ def scratch(place: Path) -> Iterator[Path]:
 def resume_in_bucket(out: Path, about: str) -> bool:
     """Marks `out` as not complete for work that resumes, and returns whether anything is left to do.
 
-    Several processes may call this at once. config.json must be written last. A single process calls `end_in_bucket`
-    then. With several the mark stays, so that one that comes late finds the output complete.
+    Several processes may call this at once. config.json must be written last. A single process then removes the mark,
+    UNFINISHED. With several it stays, so that one that comes late finds the output complete.
 
     Raises ValueError if `out` is complete and not marked, or was begun with another `about`.
     """
@@ -176,11 +176,6 @@ def resume_in_bucket(out: Path, about: str) -> bool:
     elif begun != about:
         raise ValueError(f"{out} is unfinished and was begun with {begun}, not with {about}; remove it first")
     return True
-
-
-def end_in_bucket(out: Path) -> None:
-    """Marks `out` as complete."""
-    (out / UNFINISHED).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

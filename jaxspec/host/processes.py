@@ -32,10 +32,16 @@ def fetch(arrays: T) -> T:
 
 def put(value: Any, sharding: Sharding) -> jax.Array:
     """An array with a sharding, from one that all processes have whole, or that is on devices of all of them."""
-    if sharding.is_fully_addressable or (isinstance(value, jax.Array) and not value.is_fully_addressable):
+    if sharding.is_fully_addressable:
         return jax.device_put(value, sharding)
+    if isinstance(value, jax.Array) and not value.is_fully_addressable:
+        return jax.jit(_same, out_shardings=sharding)(value)  # `device_put` takes a NamedSharding only
     host = np.asarray(value)  # `device_put` would compare those of all processes
     return jax.make_array_from_callback(host.shape, sharding, lambda part: host[part])
+
+
+def _same(value: jax.Array) -> jax.Array:
+    return value
 
 
 def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
