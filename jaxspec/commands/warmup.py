@@ -27,7 +27,7 @@ def run(settings: Warmup) -> None:
             prompts = [[0] * tokens] * settings.batch_size
             found = engine.compilations(requests_of(model, prompts, sampling=settings.sampling))
             jobs = {key: job for key, job in found.items() if key not in done}
-            Compilations(jobs, lambda key, name=str(engine.method): f"{key[0]} of {name}").wait()
+            Compilations(jobs, lambda key, name=str(engine.method): f"{key[0]} of {name}", repr).wait()
             done |= jobs.keys()
             compilation.make_room_for_more()
     print(f"{len(done)} programs in {time.perf_counter() - began:.0f} s, kept in {place}")

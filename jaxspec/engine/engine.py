@@ -227,7 +227,7 @@ class Engine:
         prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
         size = batch_size or TOGETHER
-        Compilations(self.compilations(requests[:size], requests[size:], **options), itemgetter(0)).wait()
+        Compilations(self.compilations(requests[:size], requests[size:], **options), itemgetter(0), repr).wait()
 
     # --- from requests to results
 

@@ -80,7 +80,7 @@ class Session:
             self._key, self._compiling = program.ready_key(requests, later, least), None
             jobs = Jobs() if self._key in compilation.ready else program.compilations(model, requests, later, least)
             if jobs:
-                self._compiling = Compilations(jobs, itemgetter(0))
+                self._compiling = Compilations(jobs, itemgetter(0), repr)
             try:
                 state = program.start(padded(requests), model.config.eos, self.cache_len, self.requests)
                 if learnt is not None:

@@ -1,17 +1,22 @@
 """Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
 
+import contextlib
 import functools
 import gc
+import hashlib
+import json
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import jax
 
+from jaxspec.host.atomic import write_whole
 from jaxspec.host.buckets import to_path
 from jaxspec.host.environment import cache_folder
-from jaxspec.host.jax_environment import COMPILER
 from jaxspec.host.terminal import progress, say
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
@@ -80,21 +85,34 @@ def compiled() -> list[str]:
 
 AT_ONCE = 2  # Python traces one at a time, and the compiler itself has several threads
 PATIENCE = 1.0  # seconds without progress on stderr: a program that is compiled already takes less
+MOST_TIMES = 1000  # programs whose times are kept
 
 Name = TypeVar("Name")
+_compiling: set[int] = set()  # threads
 
 
 class Compilations(Generic[Name]):
     """Runs functions that compile programs, given by name, two at a time and in this order, in threads of its own.
 
     With several processes one at a time, so that all compile in the same order. JAX's settings, such as the precision
-    of products, are thread-local: each function must set them. `label` gives a program's name on stderr.
+    of products, are thread-local: each function must set them.
+
+    Args:
+        programs: a name and a function for each.
+        label: a program's name on stderr.
+        key: a program's key in the file of compile times, which later processes show. None: no times are kept.
     """
 
-    def __init__(self, programs: Mapping[Name, Callable[[], Any]], label: Callable[[Name], str] = str):
-        self._label = label
-        self._pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1, thread_name_prefix=COMPILER)
-        self._running = {name: self._pool.submit(program) for name, program in programs.items()}
+    def __init__(
+        self,
+        programs: Mapping[Name, Callable[[], Any]],
+        label: Callable[[Name], str] = str,
+        key: Callable[[Name], str] | None = None,
+    ):
+        self._label, self._pool = label, ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
+        self._keys = {name: _digest(key(name)) for name in programs} if key else {}
+        self._took = dict[str, float]()  # seconds by key
+        self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
         self._pool.shutdown(wait=False)
 
     def wait(self, names: Collection[Name] | None = None, *, show: bool = True) -> dict[Name, Any]:
@@ -104,20 +122,25 @@ class Compilations(Generic[Name]):
         that have begun end in the background.
         """
         wanted = {name: self._running[name] for name in (self._running if names is None else names)}
+        name_of = {future: name for name, future in wanted.items()}
         try:
-            done, waiting = wait(wanted.values(), PATIENCE if show else None)
+            done, waiting = wait(name_of, PATIENCE if show else None)
             if waiting:
-                with progress("compiled programs:", len(wanted), len(done)) as shown:
-                    shown.show(len(done), self._first(waiting))
+                with progress("compiled programs:", len(name_of), len(done)) as shown:
+                    left = [future for future in name_of if future in waiting]
+                    shown.show(len(done), self._remark(name_of[left[0]]))
                     for future in as_completed(waiting):
-                        waiting.remove(future)
+                        left.remove(future)
                         shown.done += 1
-                        if waiting and shown.due():
-                            shown.show(shown.done, self._first(waiting))
+                        if left and shown.due():
+                            shown.show(shown.done, self._remark(name_of[left[0]]))
         except BaseException:  # Ctrl-C, or the end of a terminated command
             self.cancel()
             raise
-        return {name: future.result() for name, future in wanted.items()}
+        found = {name: future.result() for name, future in wanted.items()}
+        if names is None:
+            keep_times(self._took)
+        return found
 
     def cancel(self) -> None:
         """Cancels the compilations that have not begun."""
@@ -126,9 +149,53 @@ class Compilations(Generic[Name]):
     def announce(self) -> None:
         """If some programs still compile after a second, prints the first one's name on stderr."""
         _, waiting = wait(self._running.values(), PATIENCE)
-        if waiting:
-            say(f"compiling the {self._first(waiting)}")
+        if names := [name for name, future in self._running.items() if future in waiting]:
+            say(f"compiling the {self._remark(names[0])}")
 
-    def _first(self, waiting: Collection[Future[Any]]) -> str:
-        """The label of the first program that still compiles."""
-        return next(self._label(name) for name, future in self._running.items() if future in waiting)
+    def _remark(self, name: Name) -> str:
+        before = times_before().get(self._keys.get(name, ""))
+        return self._label(name) + ("" if before is None else f" (took {before:.0f} s before)")
+
+    def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        _compiling.add(threading.get_ident())
+        try:
+            return program()
+        finally:
+            _compiling.discard(threading.get_ident())
+            if name in self._keys:
+                self._took[self._keys[name]] = time.perf_counter() - began
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def times_before() -> dict[str, float]:
+    """By key, the most seconds that a program took in an earlier process, which may have read it from disk."""
+    try:
+        found = json.loads(_times_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def keep_times(took: Mapping[str, float]) -> None:
+    """Adds the seconds of this process that are worth a remark to those in the user's cache folder."""
+    lasting = {key: seconds for key, seconds in took.items() if seconds > PATIENCE}
+    if lasting and jax.process_index() == 0:
+        known = times_before()
+        longest = {key: max(seconds, known.pop(key, 0.0)) for key, seconds in lasting.items()}
+        newest = dict([*known.items(), *longest.items()][-MOST_TIMES:])
+        with contextlib.suppress(OSError):  # a read-only home
+            _times_file().parent.mkdir(parents=True, exist_ok=True)
+            write_whole(_times_file(), json.dumps(newest))
+
+
+def _times_file() -> Path:
+    return cache_folder() / "compiled" / "seconds.json"
+
+
+def still_compiling() -> bool:
+    """Whether `Compilations` compile in any thread, for which Python waits before it exits."""
+    return bool(_compiling)
