@@ -29,8 +29,10 @@ from jaxspec.decoding.speculation import Speculation
 from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
+from jaxspec.model.backend import Jitted
 from jaxspec.model.llama import Llama, Output, forward
 
+_jitted = partial(Jitted, dtype_of=lambda spec, models, *_: models.target.dtype, options={})  # as `loop.decode`
 Job = Callable[[int], Any]  # runs so many iterations; its result may still be under way
 
 
@@ -56,7 +58,7 @@ def round_job(spec: Speculation, models: Models, state: DecodeState, levels: int
     return partial(rounds, to_depth(spec), models, at_level)
 
 
-@jax.jit
+@partial(_jitted, dtype_of=lambda target, *_: target.dtype)
 def verify_many(
     target: Llama,
     tokens: Int[Array, "B N"],
@@ -84,7 +86,7 @@ def _first_row(out: Output) -> tuple[kv.KV, ...]:
     return tuple(kv.gather_path(layer, path) for layer in out.nodes)
 
 
-@partial(jax.jit, static_argnames=("spec", "size"))
+@partial(_jitted, dtype_of=lambda spec, size, models, *_: models.target.dtype, static_argnames=("spec", "size"))
 def resume(
     spec: Speculation, size: int, models: Models, state: DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
@@ -167,7 +169,7 @@ def to_depth(spec: Speculation) -> Speculation:
     return dataclasses.replace(spec, builder=builder, controller=controller, tree_sizes=())
 
 
-@partial(jax.jit, static_argnames="spec")
+@partial(_jitted, static_argnames="spec")
 def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, ""]:
     """Runs `iterations` rounds at the same length of the text, and returns the number of levels of the last one."""
 
@@ -179,7 +181,7 @@ def rounds(spec: Speculation, models: Models, state: DecodeState, iterations: In
     return jax.lax.dynamic_index_in_dim(after.history.levels, state.round, axis=1, keepdims=False).max()
 
 
-@partial(jax.jit, static_argnames="spec")
+@partial(_jitted, static_argnames="spec")
 def judge(spec: Speculation, models: Models, state: DecodeState, iterations: Int[Array, ""]) -> Int[Array, " B"]:
     """Runs `iterations` decisions after the first level, and returns how often each row would draft another level."""
     root = root_frontier(state.length.shape[0])

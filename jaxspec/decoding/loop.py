@@ -29,7 +29,7 @@ from jaxspec.decoding.tree import (
     take,
 )
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.backend import TPU_LOOP_OPTIONS, chosen_options
+from jaxspec.model.backend import TPU_LOOP_OPTIONS, Jitted
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
@@ -57,10 +57,11 @@ class Verified:
 
 
 @partial(
-    jax.jit,
+    Jitted,
+    dtype_of=lambda spec, models, *_: models.target.dtype,
+    options=TPU_LOOP_OPTIONS,
     static_argnames="spec",
     donate_argnames="state",
-    compiler_options=chosen_options(TPU_LOOP_OPTIONS),
 )
 def decode(
     spec: Speculation,

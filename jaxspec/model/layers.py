@@ -67,7 +67,7 @@ class Linear(nnx.Module):
         self.inputs = axes[-2]
 
     def __call__(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
-        y = pad_single_row(x, self.multiply)
+        y = of_few_rows(x, self.multiply)
         return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
     def multiply(self, x: Float[Array, "*B I"]) -> Float[Array, "*B O"]:
@@ -86,14 +86,16 @@ class Linear(nnx.Module):
         return product(x, quantization.to_float(values, scale).astype(x.dtype), summed)
 
 
-def pad_single_row(
-    x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]]
+def of_few_rows(
+    x: Float[Array, "*B I"], multiply: Callable[[Float[Array, "*C I"]], Float[Array, "*C O"]], fewest: int = 1
 ) -> Float[Array, "*B O"]:
-    """multiply(x); a single row is padded with a row of zeros where two rows are faster than one."""
-    if math.prod(x.shape[:-1]) > 1 or not backend.single_row_is_slow(x.dtype):
+    """multiply(x), with rows of zeros where it is faster: for a single row, or for several that are below `fewest`."""
+    count = math.prod(x.shape[:-1])
+    padded = max(count, fewest) if count > 1 else 2 if backend.single_row_is_slow(x.dtype) else 1
+    if padded == count:
         return multiply(x)
-    two = jnp.pad(x.reshape(1, x.shape[-1]), [(0, 1), (0, 0)])
-    return multiply(two)[:1].reshape(*x.shape[:-1], -1)
+    rows = jnp.pad(x.reshape(count, x.shape[-1]), [(0, padded - count), (0, 0)])
+    return multiply(rows)[:count].reshape(*x.shape[:-1], -1)
 
 
 def fusion_barrier(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:

@@ -18,7 +18,7 @@ from jaxspec.model import backend
 from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, pad_single_row, product
+from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, of_few_rows, product
 from jaxspec.model.mlp import MLP, MixtureOfExperts
 from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import constrain
@@ -195,7 +195,8 @@ class Llama(nnx.Module):
         lm_head = self.lm_head if lm_head is None else lm_head
         if lm_head is not None:
             return logits_of(lm_head, hidden)
-        return fusion_barrier(pad_single_row(hidden, lambda x: product(x, self.embedding[...].astype(x.dtype).T)))
+        multiply = lambda x: product(x, self.embedding[...].astype(x.dtype).T)
+        return fusion_barrier(of_few_rows(hidden, multiply, backend.fewest_rows_of_a_table(hidden.dtype)))
 
 
 def run_layers(
