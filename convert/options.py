@@ -125,8 +125,7 @@ class Export:
 class Tokenizer:
     """Replace the tokenizer of a jaxspec checkpoint by that of its original model. No weight is read or written.
 
-    For a checkpoint that was converted without a tokenizer, as `jaxspec-convert inspect` shows, or by an earlier
-    version of jaxspec, which tokenised the prompts of some models differently from the original.
+    For a checkpoint that was converted without a tokenizer, as `jaxspec-convert inspect` shows, or with a wrong one.
 
     For example: jaxspec-convert tokenizer mistralai/Mistral-7B-Instruct-v0.2 mistral
     """
@@ -142,14 +141,14 @@ class Tokenizer:
 class Inspect:
     """Show what a checkpoint or head is: format, family, shapes, dtype, parameters, heads.
 
-    PATH is a Hugging Face folder, a folder in Meta's format, a GGUF file, a published EAGLE, DFlash or DSpark head,
-    published Medusa heads, or a jaxspec checkpoint or head. Nothing is written.
+    PATH is a jaxspec checkpoint or head, or what `jaxspec-convert llama` and `head` take: a Hugging Face folder, one in
+    Meta's or Mistral's format, a GGUF file, a published head, or a hub id of one of these. Nothing is written.
 
     For example: jaxspec-convert inspect tinyllama --verify
     """
 
     path: Annotated[Path, Option(metavar="PATH", positional=True)]
-    """Folder to describe."""
+    """What to describe."""
     verify: bool = False
     """Compare all parameter files, also those of heads, with the checksums stored when they were written, and report
     damaged files."""

@@ -35,7 +35,7 @@ def main() -> None:
     options = {word.partition("=")[0] for word in sys.argv[2:]}
     chosen = {name: kind for (name, option), kind in INSTEAD.items() if option in options and name == sys.argv[1]}
     commands = COMMANDS | chosen
-    run(lambda: carry_out("jaxspec", "Fast text from LLaMA models by lossless speculative decoding.", commands))
+    run(lambda: carry_out("jaxspec", "Lossless speculative decoding for LLaMA models.", commands))
 
 
 if __name__ == "__main__":

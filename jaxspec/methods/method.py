@@ -100,9 +100,9 @@ class Method:
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
-        Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which accepts
-        about as many of several (`benchmarks/README.md`) and lets nodes be pruned, and so does plain decoding: their
-        text for a seed is the same. So do chains whose controller depends on the batch, because under rejection
+        Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which tests
+        all children of a node at once and lets nodes be pruned, and so does plain decoding: their text for a seed is
+        the same. So do chains whose controller depends on the batch, because under rejection
         sampling their text would depend on it too, and drafters of blocks, so any part of the block may be verified.
         """
         if greedy:

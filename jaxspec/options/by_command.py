@@ -13,7 +13,7 @@ from jaxspec.options.shared import ChatOptions, Devices, Option
 class Generate:
     """Generate text with speculative decoding.
 
-    For example: jaxspec generate --target tinyllama --prompt "def main():" --max-new-tokens 64 --show-drafts
+    For example: jaxspec generate --target builtin --prompt "def main():" --max-new-tokens 64 --show-drafts
     """
 
     target: shared.Target
@@ -50,7 +50,7 @@ class Chat:
 
     Answers stream. An answer takes at most half of the positions that the model has left, so that others can follow.
 
-    For example: jaxspec chat --target tinyllama --show-drafts
+    For example: jaxspec chat --target smollm2 --show-drafts
 
     Type /help for the commands: /stats, /drafts, /reset and /quit. Ctrl-C stops an answer. Through a pipe, each line is
     a question.
@@ -84,7 +84,7 @@ class Get:
 class Methods:
     """List all drafters, builders and controllers, and the methods that a checkpoint can run.
 
-    For example: jaxspec methods --target tinyllama
+    For example: jaxspec methods --target builtin
     """
 
     target: Path | None = None
@@ -136,7 +136,7 @@ class Bench(Comparison):
 
     All methods run in one process and alternate.
 
-    For example: jaxspec bench --target tinyllama --methods ngram draft-model+chain --prompts questions.jsonl
+    For example: jaxspec bench --target builtin --methods ngram eagle+chain --prompts builtin --limit 4
 
     Compare two result files with: jaxspec bench --compare before.json after.json
     """
@@ -222,8 +222,8 @@ class Sweep(Comparison):
 
     For example: jaxspec sweep --target builtin --method eagle+chain --over length=1,2,3,4 --prompts builtin --limit 4
 
-    It runs as `bench` does, with one method per value, and gives the same table and JSON. The figure shows speedup, tau
-    and harmonic mean over the values.
+    It runs as `bench` does, with one method per value, and gives the same table and JSON. The figure shows speedup,
+    tau, and EESD's harmonic mean (of the share of tokens that were drafted, and that of drafts that were accepted).
     """
 
     method: str
@@ -248,8 +248,8 @@ class Calibrate:
     drafts, and a few of these costs over longer texts. The table is kept in the user's cache folder, which `jaxspec
     env` shows. Without one, the first run of such a method measures it. Calibrate again if the machine was busy.
 
-    For a head with a confidence output (DSpark), it also fits that output to the drafts accepted in answers to
-    --prompts, a temperature for each draft of a block, and keeps these in the head's folder.
+    For a head with a confidence output (DSpark), it also fits a temperature of that output for each draft of a block,
+    by the drafts accepted in answers to --prompts, and keeps these in the head's folder.
 
     With --all, it measures instead the speed of every method that `bench --methods all` means, on a few questions.
     From then on, commands without --method use the fastest at this batch size.
@@ -277,7 +277,7 @@ class Calibrate:
 class Warmup:
     """Compile what a method needs, and keep it in the user's cache folder, so that the first text comes sooner.
 
-    For example: jaxspec warmup --target tinyllama --methods dflash plain --prompt-tokens 100 1000 --max-new-tokens 256
+    For example: jaxspec warmup --target builtin --methods dflash plain --prompt-tokens 100 200 --max-new-tokens 256
 
     Programs depend on the device, the mesh, the batch size, the lengths and the sampling options. Lengths are rounded
     up, so a few of them are enough. On a pod, run it on every host with the same --mesh and a cache folder that all
@@ -302,7 +302,7 @@ class Warmup:
 class Verify:
     """Check on this model and device that no method changes the target's text.
 
-    For example: jaxspec verify --target tinyllama --methods all --minutes 30 --json verdict.json
+    For example: jaxspec verify --target builtin --methods all --minutes 30 --json verdict.json
 
     It compares greedy text with plain decoding's, token by token; sampled text of trees with plain decoding's for the
     same seed; and sampled text of chains with the target's probabilities. Prompts, batches, temperatures and token
@@ -365,8 +365,8 @@ class PlanSettings:
     """
 
     model: str
-    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint with its own heads. Other
-    heads have the shapes of their papers."""
+    """llama-2-7b, llama-2-13b, llama-2-70b, llama-3.1-8b, llama-3.1-70b, or a checkpoint or hub id ORG/NAME, of which
+    only configs are read. Heads that it does not have get the shapes of their papers."""
     method: str
     """The method DRAFTER[@HEAD][+BUILDER][+CONTROLLER], such as plain or eagle+eagle2. Costs for `pruned` and
     `budgeted` are computed from the plan."""
