@@ -125,8 +125,8 @@ class DflashObjective(Distillation):
 
     goal: Literal["cross-entropy", "forward-kl", "dspark"] = "cross-entropy"
     """cross-entropy: that of the tokens of the text, as published for DFlash. forward-kl: KL(target || draft), which is
-    better for text that the target did not generate. dspark: 0.1 of the first and 0.9 of the L1 distance of the two
-    distributions; a block counts up to its first token that does not."""
+    better for text that the target did not generate. dspark: 0.1 times the first plus 0.9 times the L1 distance of the
+    two distributions, for the tokens of a block before the first that does not count in the loss."""
     anchors: int = 512
     """Blocks per training window. Each begins at a random token; all are drawn anew at each step."""
     weighting: Literal["decay", "d-pace", "uniform"] = "decay"

@@ -166,8 +166,7 @@ class DraftModel(HeadSettings):
     For example: jaxspec-train draft-model --target tinyllama --data ~/src --layers 2 --hidden-size 256
 
     The defaults make the vanilla draft model (VDM) of EDD's paper: one layer of the target's shape, trained like EDD.
-    To keep it beside another draft model, give it a name of its own, and decode with `draft-model@vdm`: jaxspec-train
-    draft-model --target tinyllama --out tinyllama/heads/vdm
+    To keep it beside another draft model, name it: with --out tinyllama/heads/vdm, `draft-model@vdm` decodes with it.
     """
 
     layers: int = 1
