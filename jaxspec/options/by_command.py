@@ -165,7 +165,7 @@ class Bench(Comparison):
 class Eval(Answers):
     """Answer a whole suite of questions with one method.
 
-    For example: jaxspec eval --target llama-8b --method eagle --prompts gsm8k.jsonl --batch-size 32 --out answers.jsonl
+    For example: jaxspec eval --target smollm2 --prompts gsm8k --chat --max-new-tokens 256 --out answers.jsonl
 
     When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, in order
     of completion, and is sorted at the end. OUT.json gets tau, tokens per second, and scores where the suite has
