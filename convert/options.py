@@ -36,7 +36,7 @@ class Llama:
     """Quantise the weights to half or a quarter of bfloat16's size. The result is a slightly different target. It
     cannot be exported, because the original weights are lost."""
     tokenizer: Path | None = None
-    """Folder with a Hugging Face tokenizer, instead of the source's. LLaMA 3 in Meta's format needs one."""
+    """Folder with a Hugging Face tokenizer, instead of the source's."""
     revision: Revision = None
     hosts: Hosts = Hosts()
 
