@@ -390,6 +390,15 @@ def verify_methods(dtype: str) -> str:
     return markdown(["method", "greedy tokens", "flips", "per 1,000"], iter(rows))
 
 
+def flips_by_change() -> str:
+    """Flips in bfloat16 after each change to the arithmetic, as they were measured at the time."""
+    rows = (
+        [change, *(f"{rate:.2f}" for rate in rates.values())]
+        for change, rates in result("flips_by_change")["flips_per_1000"].items()
+    )
+    return markdown(["", "`plain`, batch of 8 against 1", "`eagle+eagle2`", "`dflash`", "noise"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "headline": headline,
     "smollm2": smollm2,
@@ -409,6 +418,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plans-of-small-models": plan_tables.small_models,
     "plans-with-split-rows": plan_tables.split_rows,
     "verify-rounded": verify_rounded,
+    "flips-by-change": flips_by_change,
     "verify-smollm2": verify_smollm2,
     "verify-bfloat16": partial(verify_methods, "bfloat16"),
 }
