@@ -3,7 +3,7 @@
 import jax
 
 from jaxspec.checkpoint import memory
-from jaxspec.costs import stored
+from jaxspec.costs import calibration
 from jaxspec.host import compilation, environment
 from jaxspec.options.by_command import Env
 
@@ -17,5 +17,5 @@ def run(settings: Env) -> None:
         print(f"{'device':10} {device.platform}:{device.id} {device.device_kind}, {free:.1f} GB free")
     print(f"{'processor':10} {environment.device()}")
     print(f"{'cache':10} {environment.cache_folder()}")
-    print(f"{'costs':10} {stored.folder()}")
+    print(f"{'costs':10} {calibration.folder()}")
     print(f"{'compiled':10} {compilation.keep_compilations() or 'not kept'}")

@@ -6,7 +6,7 @@ import jax
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import folders, head_kinds, heads, hf_config, llama
-from jaxspec.evaluate.run_description import weights_sha256
+from jaxspec.costs.calibration import weights_sha256
 from jaxspec.host.environment import cache_folder
 from jaxspec.host.terminal import say
 from jaxspec.model.config import LlamaConfig

@@ -1,36 +1,66 @@
-"""The table of costs that builders and controllers need: measured once, stored, and read again."""
+"""Costs that builders and controllers need, and speeds of methods: measured once, and stored in the user's cache."""
 
 import dataclasses
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 
 from jaxspec.builders import Eagle2
-from jaxspec.checkpoint.heads import find_head
+from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
+from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.memory import available_bytes
-from jaxspec.costs.stored import CostKey, digest, read_costs, store, table_of
-from jaxspec.costs.timed_loops import ToLevel, half_way, resume, target_job
-from jaxspec.costs.timing import interpolated, round_pair, seconds_per_iteration, spread
+from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.costs.timed_loops import ToLevel
+from jaxspec.costs.timing import interpolated, piece_times
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.host import environment
-from jaxspec.host.processes import broadcast_from_first
+from jaxspec.host.atomic import write_whole
+from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.backend import tree_sizes
 from jaxspec.model.quantization import leaf_bytes
 
+T = TypeVar("T")
+FORMAT = {"format": "jaxspec-costs", "version": 3}
+SPEEDS = "tokens_per_second"
 WIDTHS = (1, 4, 16)  # nodes expanded at once; costs of other widths are interpolated
 DEPTH = 5
 NODES = 16  # most that a timed round verifies
 TOKENS = 128  # tokens of the prompt and of the new text; so attention reads 128 rows on average
 LONGER = (1024, 8192)  # likewise, where few costs are timed; those of other contexts are interpolated
+
+
+@dataclasses.dataclass(frozen=True)
+class CostKey:
+    """What a stored table depends on: what was measured, and on which device. Other versions make it stale."""
+
+    target: str  # SHA-256 of the target's config.json, which holds every shape
+    head: str  # likewise of the head, empty without one; in a table of speeds, a hash of all weights
+    drafter: str  # the strategy with its settings; in a table of speeds, `all methods`
+    batch: int  # sequences decoded together
+    dtype: str
+    device: str
+    versions: dict[str, str] = dataclasses.field(
+        default_factory=lambda: {name: environment.versions()[name] for name in ("jaxspec", "jax", "jaxlib")}
+    )
+
+    @property
+    def file(self) -> Path:
+        """The file of its table, in the user's cache folder."""
+        lasting = {name: value for name, value in dataclasses.asdict(self).items() if name != "versions"}
+        name = hashlib.sha256(json.dumps(lasting, sort_keys=True).encode()).hexdigest()[:16]
+        return folder() / f"{name}.json"
 
 
 def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -> CostTable:
@@ -120,40 +150,106 @@ def _measure_at(
     widths: Sequence[int],
 ) -> CostTable:
     """The table for these tree sizes and widths, in the middle of decoding `tokens` tokens after as many."""
-    models = Models(target=model.target, draft=weights)
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))] * batch
-
-    def spec(width):
-        total = max([2, *(size for size in tree_sizes() if size <= NODES)])
-        builder = Eagle2(total=total, depth=DEPTH, width=width)
-        timed = dataclasses.replace(method, builder=builder, controller=ToLevel(plain=True), history=0)
-        return timed.speculation(True)
-
-    rows = shapes(spec(1), requests)[1]
-    with model.context():
-        states = {width: half_way(spec(width), models, requests, rows) for width in widths}
-        pairs = {width: round_pair(spec(width), models, state) for width, state in states.items()}
-        timed = sorted({*spread(sizes), *(pair.nodes for pair in pairs.values())})
-        forwards = {size: target_job(models.target, batch, size, rows) for size in {1, *timed}}
-        wide = max(widths)
-        resumed = lambda size: partial(resume, spec(wide), size, models, states[wide])
-        verify = {size: resumed(size) if method.drafter.reuses_drafting else forwards[size] for size in timed}
-        # Equal jobs are timed once. Verifying one node is a forward over one token, unless it reuses drafting's layers.
-        rounds = [job for pair in pairs.values() for job in (pair.short, pair.full)]
-        idle = pairs[widths[0]].idle
-        assert idle is not None, "ToLevel(plain=True) has plain rounds"
-        distinct = list(dict.fromkeys([forwards[1], *rounds, *verify.values(), idle]))
-        seconds = dict(zip(distinct, seconds_per_iteration(distinct), strict=True))
-    split = {
-        width: pair.split(seconds[pair.short], seconds[pair.full], seconds[verify[pair.nodes]])
-        for width, pair in pairs.items()
-    }
-    _, rest = split[widths[0]]
-    verified = interpolated({size: seconds[verify[size]] for size in timed}, sizes)
+    total = max([2, *(size for size in tree_sizes() if size <= NODES)])
+    timed = dataclasses.replace(method, controller=ToLevel(plain=True), history=0)
+    builders = {width: Eagle2(total=total, depth=DEPTH, width=width) for width in widths}
+    specs = {width: dataclasses.replace(timed, builder=each).speculation(True) for width, each in builders.items()}
+    rows = max(shapes(spec, requests)[1] for spec in specs.values())
+    models = dict.fromkeys(specs, Models(target=model.target, draft=weights))
+    found = piece_times(specs, models, requests, rows, model.context, sizes)
+    first, widest = found[widths[0]], found[max(widths)]
+    assert first.idle is not None, "ToLevel(plain=True) has plain rounds"
     return CostTable(
-        plain=seconds[forwards[1]],
-        verify=tuple((size, verified[size] + rest) for size in sizes),
-        level=tuple((width, level) for width, (level, _) in split.items()),
-        idle=max(seconds[idle], seconds[forwards[1]]),  # anything below is noise, since it runs that forward
+        plain=first.plain,
+        verify=tuple((size, widest.verify[size] + first.rest) for size in sizes),
+        level=tuple((width, costs.level) for width, costs in found.items()),
+        idle=max(first.idle, first.plain),  # anything below is noise, since it runs that forward
         context=rows // 2,
+    )
+
+
+# --- stored tables
+
+
+def folder() -> Path:
+    """The folder of all tables."""
+    return environment.cache_folder() / "costs"
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of a checkpoint's or head's config.json."""
+    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+
+
+def speeds_key(path: Path, heads: Sequence[str], *, batch_size: int, dtype: str, device: str) -> CostKey:
+    """The key of a table of the speeds of all methods of the checkpoint at `path`, with a hash of all weights."""
+    folders = (path, *(find_head(path, head) for head in sorted(heads)))
+    weights = "".join(f"{folder.name} {weights_sha256(folder)}\n" for folder in folders)
+    found, batch = hashlib.sha256(weights.encode()).hexdigest(), power_of_two(batch_size)
+    return CostKey(digest(path), found, "all methods", batch, dtype, device)
+
+
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 of a folder's config.json, stored checksums of parameters, and measured settings of a head (CALIBRATION),
+    and of those of an acceptance predictor."""
+    files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS, CALIBRATION)]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()
+
+
+def store(key: CostKey, values: Mapping[str, Any]) -> None:
+    """Stores a table, a `CostTable` as a dictionary or `SPEEDS` by method, in the first process's cache folder."""
+    if not is_first():
+        return
+    try:
+        key.file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(key.file, json.dumps({**FORMAT, "of": dataclasses.asdict(key), **values}, indent=2) + "\n")
+        say(f"kept in {key.file}")
+    except OSError as error:
+        say(f"not kept, since {key.file.parent} cannot be written ({error.strerror})")
+
+
+def read_costs(key: CostKey) -> CostTable:
+    """The stored table. Raises FileNotFoundError without one, ValueError if it is damaged or of other versions."""
+    return _read(table_of, key)
+
+
+def read_speeds(key: CostKey) -> dict[str, float]:
+    """Tokens per second by method, with all its settings; raises as `read_costs`."""
+
+    def speeds_of(values: Mapping[str, Any]) -> dict[str, float]:
+        speeds = {str(method): float(speed) for method, speed in values[SPEEDS].items()}
+        if not speeds or not all(0 < speed < math.inf for speed in speeds.values()):
+            raise ValueError("there must be speeds, and all must be positive")
+        return speeds
+
+    return _read(speeds_of, key)
+
+
+def _read(make: Callable[[Mapping[str, Any]], T], key: CostKey) -> T:
+    try:
+        values = json.loads(key.file.read_text(encoding="utf-8"))
+        found = {name: values[name] for name in (*FORMAT, "of")}
+        table = make(values)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"the table {key.file} cannot be read ({' '.join(str(error).split())})") from error
+    if found != {**FORMAT, "of": dataclasses.asdict(key)}:
+        raise ValueError(f"the table {key.file} was measured with other versions")
+    return table
+
+
+def table_of(values: Mapping[str, Any]) -> CostTable:
+    """The table of costs in JSON. Raises ValueError, TypeError or KeyError if it is damaged."""
+
+    pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
+    idle = values.get("idle")  # absent, as the others, in tables of earlier versions
+    return CostTable(
+        plain=float(values["plain"]),
+        verify=pairs("verify"),
+        level=pairs("level"),
+        idle=None if idle is None else float(idle),
+        context=int(values.get("context", 0)),
+        longer=tuple(map(table_of, values.get("longer", ()))),
     )

@@ -113,14 +113,10 @@ def resume(
 @final
 @dataclasses.dataclass(frozen=True)
 class ToLevel(Controller):
-    """Drafts down to the level in its state, so that one program can run rounds of any depth.
-
-    Attributes:
-        plain: rounds of no level are plain ones.
-    """
+    """Drafts down to the level in its state, so that one program can run rounds of any depth."""
 
     name: ClassVar[str] = "to-level"
-    plain: bool = False
+    plain: bool = False  # rounds of no level are plain ones
 
     @property
     def goes_plain(self) -> bool:

@@ -1,20 +1,26 @@
-"""Median times of jobs that alternate."""
+"""Median times of jobs that alternate, and of the pieces of a round."""
 
 import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
 
 import jax
 import numpy as np
 
-from jaxspec.costs.timed_loops import Job, round_job
-from jaxspec.decoding.decode_state import DecodeState
+from jaxspec.costs.timed_loops import Job, ToLevel, half_way, judge, learn, resume, round_job, target_job, to_depth
+from jaxspec.decoding.batch import padded
 from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.request import Request
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.host.compilation import Compilations
 from jaxspec.host.processes import largest
 
+Name = TypeVar("Name")
 REPEATS = 7
 LEAST_SECONDS = 0.1  # duration of one timed call
 MOST_ITERATIONS = 2**20
@@ -56,8 +62,7 @@ def _seconds(job: Job, iterations: int) -> float:
 
 
 def spread(sizes: Iterable[int]) -> list[int]:
-    """Some of these numbers of nodes, the smallest and the largest among them. Others' times are interpolated, because
-    a program of each would take seconds to compile."""
+    """Some of these numbers of nodes, with the smallest and the largest: each is a program that must be compiled."""
     ascending, found = sorted({*sizes}), list[int]()
     for size in ascending:
         if not found or size >= SPREAD * found[-1] or size == ascending[-1]:
@@ -72,38 +77,90 @@ def interpolated(seconds: Mapping[int, float], sizes: Iterable[int]) -> dict[int
 
 
 @dataclasses.dataclass(frozen=True)
-class RoundPair:
-    """Jobs of two rounds of a method: with one level, and with full depth. Both verify `nodes` nodes.
+class PieceCosts:
+    """Seconds of each piece of a method's rounds."""
 
-    The numbers of levels are equal if the tree grows no deeper than one level; for `plain` both are 0. `idle` is a
-    round that drafts nothing; None where the method has none.
+    plain: float  # s_t(1), one forward of the target over one token
+    verify: Mapping[int, float]  # of n tree nodes, by n: s_t(n), or less if it reuses layers of drafting
+    level: float = 0.0  # s_d, one drafted level as it occurs in a round, without the controller
+    rest: float = 0.0  # a round without its levels, verification and controller
+    plain_rest: float = 0.0  # likewise, of plain decoding
+    control_level: float = 0.0  # the controller's decision after a level, and its inputs
+    control_round: float = 0.0  # the controller's update after a round
+    idle: float | None = None  # a round that drafts nothing, without the controller; None: its verification and rest
+
+
+def split(least: int, most: int, short: float, full: float, verification: float) -> tuple[float, float]:
+    """Seconds of a level, and of the rest of a round, from those of rounds of `least` and `most` levels.
+
+    If both rounds have one level, or none as in `plain`, the rest counts as part of the level. A level never costs less
+    than `TINY`: a DFlash head drafts a whole block in one pass, which is part of the rest, so noise can make the longer
+    of the two rounds the faster.
     """
-
-    nodes: int
-    short: Job
-    full: Job
-    short_levels: int
-    full_levels: int
-    idle: Job | None = None
-
-    def split(self, short: float, full: float, verification: float) -> tuple[float, float]:
-        """Seconds of a level, and of the rest of a round, from those of the two rounds and of the verification.
-
-        If the two rounds have the same levels, the rest counts as part of the level. A level never costs less than
-        `TINY`: a DFlash head drafts a whole block in one pass, which is part of the rest, so noise can make the longer
-        of the two rounds the faster.
-        """
-        further = self.full_levels - self.short_levels
-        if further:
-            level = max(full - short, TINY) / further
-        else:
-            level = max(full - verification, TINY) / self.full_levels if self.full_levels else 0.0
-        return level, max(full - self.full_levels * level - verification, 0.0)
+    if most > least:
+        level = max(full - short, TINY) / (most - least)
+    else:
+        level = max(full - verification, TINY) / most if most else 0.0
+    return level, max(full - most * level - verification, 0.0)
 
 
-def round_pair(spec: Speculation, models: Models, state: DecodeState) -> RoundPair:
-    """The rounds to time for a method. It compiles them."""
-    depth = spec.builder.depth
-    short, full = (round_job(spec, models, state, levels) for levels in (min(depth, 1), depth))
-    idle = round_job(spec, models, state, 0) if spec.controller.goes_plain else None
-    return RoundPair(max(spec.verify_sizes), short, full, int(short(1)), int(full(1)), idle)
+def piece_times(
+    specs: Mapping[Name, Speculation],
+    models: Mapping[Name, Models],
+    requests: Sequence[Request],
+    rows: int,
+    context: Callable[[], AbstractContextManager],
+    sizes: Collection[int] = (),
+) -> dict[Name, PieceCosts]:
+    """Times the pieces of each method's rounds in the middle of decoding one batch, `requests`; `plain_rest` is left 0.
+
+    Times are medians over several calls, which alternate between the pieces. Equal pieces are timed once.
+
+    Args:
+        models: by method; all have the same target.
+        rows: length of the cache.
+        context: `Checkpoint.context` of the target.
+        sizes: numbers of nodes of which verification is timed, besides those of the methods.
+    """
+    target, batch = next(iter(models.values())).target, len(padded(requests))
+    wanted = {1, *sizes, *(size for spec in specs.values() for size in spec.verify_sizes)}
+
+    def compiled(job: Job) -> None:  # in the threads of `Compilations`
+        with context():
+            jax.block_until_ready(job(0))  # messages of two programs between processes must not mix
+
+    with context():
+        # A round is split by the time of its own verification; between sizes, times are interpolated.
+        timed = sorted({*spread(wanted), *(max(spec.verify_sizes) for spec in specs.values())})
+        jobs: dict[tuple, Job] = {("target", size): target_job(target, batch, size, rows) for size in timed}
+        rounds, resumed = dict[Name, tuple](), dict[Name, tuple]()
+        for name, spec in specs.items():
+            given, depth, most = models[name], spec.builder.depth, max(spec.verify_sizes)
+            state = jax.block_until_ready(half_way(spec, given, requests, rows))
+            rounds[name] = key = (to_depth(spec), id(given.draft))
+            jobs["short rounds", key] = round_job(spec, given, state, min(depth, 1))
+            jobs["full rounds", key] = round_job(spec, given, state, depth)
+            if spec.controller.goes_plain:
+                jobs["plain rounds", key] = round_job(spec, given, state, 0)
+            if depth and spec.drafter.reuses_drafting:
+                resumed[name] = ("resumed", id(given.draft), spec.builder.is_chain, most)
+                jobs.setdefault(resumed[name], partial(resume, spec, most, given, state))
+            if depth and spec.controller.stops and not isinstance(spec.controller, ToLevel):
+                jobs["control level", name] = partial(judge, spec, given, state)
+                jobs["control round", name] = partial(learn, spec, state)
+        again = ("full rounds", "plain rounds")  # the program of the short ones
+        programs = {key: partial(compiled, job) for key, job in jobs.items() if key[0] not in again}
+        Compilations(programs, lambda key: str(key[0])).wait()
+        levels = {key: int(job(1)) for key, job in jobs.items() if key[0] in ("short rounds", "full rounds")}
+        seconds = dict(zip(jobs, seconds_per_iteration(list(jobs.values())), strict=True))
+    forward, found = interpolated({size: seconds["target", size] for size in timed}, wanted), dict[Name, PieceCosts]()
+    for name, spec in specs.items():
+        verify, most, key = forward, max(spec.verify_sizes), rounds[name]
+        if name in resumed:
+            saved = seconds[resumed[name]] / forward[most]  # the same share of the layers, whatever the size
+            verify = {size: saved * forward[size] for size in (*spec.verify_sizes, *sizes)}
+        short, full = ("short rounds", key), ("full rounds", key)
+        level, rest = split(levels[short], levels[full], seconds[short], seconds[full], verify[most])
+        control = {f"control_{piece}": seconds.get((f"control {piece}", name), 0.0) for piece in ("level", "round")}
+        found[name] = PieceCosts(forward[1], verify, level, rest, **control, idle=seconds.get(("plain rounds", key)))
+    return found

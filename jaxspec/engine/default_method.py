@@ -8,8 +8,7 @@ from pathlib import Path
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head, read_config
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.costs.calibration import how_run
-from jaxspec.costs.stored import read_speeds, speeds_key
+from jaxspec.costs.calibration import how_run, read_speeds, speeds_key
 from jaxspec.engine.head_weights import fitted, is_checkpoint
 from jaxspec.host.processes import broadcast_from_first
 from jaxspec.methods.method import Method, default_method, parse_method

@@ -20,8 +20,9 @@ from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
-from jaxspec.evaluate import divergence, piece_times, quality, results, runner, simulate, table
+from jaxspec.evaluate import divergence, quality, results, runner, simulate, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
+from jaxspec.evaluate.cost_model import piece_costs
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.run_description import describe, weight_bytes
 from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
@@ -42,13 +43,9 @@ NOISE_BATCHES, NOISE_TOKENS = 4, 32  # rounding noise is measured on so many bat
 
 
 def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
-    """Runs the benchmark under each of its conditions, writes the results and prints the tables.
+    """Runs the benchmark under each of its conditions, prints the tables, and returns the files of results.
 
-    Args:
-        shape: the target's configuration, for a simulation only.
-
-    Returns:
-        The files of results, which the first process has written.
+    The first process writes them. `shape` is the target's configuration, for a simulation only.
     """
     runs = conditions(with_paths(settings))
     for one in runs:
@@ -197,7 +194,7 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
         longest = lambda batch: max(len(turn.prompt) for number in batch for turn in plain[number].turns)
         by_length = sorted(plan.batches, key=longest)
         middle = by_length[len(by_length) // 2]
-        pieces = piece_times.measure(engines, [plan.request(engine, number, ()) for number in middle])
+        pieces = piece_costs(engines, [plan.request(engine, number, ()) for number in middle])
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
     if settings.simulate is None:
         sizes = spread(size for form in forms.values() for size in form.sizes)

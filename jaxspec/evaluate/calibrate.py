@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ from rich.console import Console
 from jaxspec.builders import Chain
 from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint, load
-from jaxspec.costs.calibration import costs_key, how_run, measure
-from jaxspec.costs.stored import SPEEDS, speeds_key, store
+from jaxspec.costs.calibration import SPEEDS, costs_key, how_run, measure, speeds_key, store
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.drafters import DRAFTERS
@@ -43,7 +41,10 @@ def run(settings: Calibrate) -> None:
         key = speeds_key(model.path, model.heads, batch_size=settings.batch_size, **how_run(model))
         speeds = speeds_of_all(settings, model)
         store(key, {SPEEDS: speeds})
-        show_speeds(speeds, Console())
+        ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
+        rows = [(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}") for name in ranked]
+        print_table(Console(), "method", ("tokens/s", "speedup"), rows)
+        Console().print(f"Default from now on: {ranked[0]}", soft_wrap=True)
         return
     method = method_of(model.path, settings.head)
     key = costs_key(model, method, settings.batch_size)
@@ -57,12 +58,10 @@ def run(settings: Calibrate) -> None:
     store(key, dataclasses.asdict(table))
     show(table, Console())
     if estimates:
-        calibrate_confidence(settings, model, method, weights, Console())
+        calibrate_confidence(settings, model, method, weights)
 
 
-def calibrate_confidence(
-    settings: Calibrate, model: Checkpoint, method: Method, weights: Any, console: Console
-) -> None:
+def calibrate_confidence(settings: Calibrate, model: Checkpoint, method: Method, weights: Any) -> None:
     """Fits the temperatures of a head's confidence head to recorded chains, and keeps them in the head's folder."""
     weights.options = dataclasses.replace(weights.options, temperatures=())
     drafter = method.drafter.fitted(weights)
@@ -79,8 +78,8 @@ def calibrate_confidence(
         (str(level), f"{value:.2f}", f"{before:.3f}", f"{after:.3f}")
         for level, (value, (before, after)) in enumerate(zip(found, errors, strict=True), 1)
     ]
-    print_table(console, "draft", ("temperature", "error before", "after"), rows)
-    console.print(f"The confidence head's temperatures are in {file}", soft_wrap=True)
+    print_table(Console(), "draft", ("temperature", "error before", "after"), rows)
+    Console().print(f"The confidence head's temperatures are in {file}", soft_wrap=True)
 
 
 def _asked(settings: Calibrate, path: Path) -> Answers:
@@ -105,18 +104,10 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
     return {str(engines[name].method): statistics.median(results.speeds(found)) for name, found in answers.items()}
 
 
-def show_speeds(speeds: Mapping[str, float], console: Console) -> None:
-    ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
-    rows = [(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}") for name in ranked]
-    print_table(console, "method", ("tokens/s", "speedup"), rows)
-    console.print(f"Default from now on: {ranked[0]}", soft_wrap=True)
-
-
 def method_of(path: Path, head: str) -> Method:
     """The method to measure for a head's name or path, or DRAFTER[@HEAD] with optional settings.
 
-    Raises:
-        ValueError: it is none of these, or `plain`, which does not draft.
+    Raises ValueError if it is none of these, or `plain`, which does not draft.
     """
     name = head.partition("@")[0].partition(",")[0].partition("+")[0]
     if name == "plain":

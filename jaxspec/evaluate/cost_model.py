@@ -7,32 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.costs.timing import PieceCosts, piece_times
+from jaxspec.decoding.prefill_buckets import shapes
+from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_records import RoundCounts
+from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import Statistics, ratio
-
-
-@dataclasses.dataclass(frozen=True)
-class PieceCosts:
-    """Seconds of each piece of a method's rounds.
-
-    Attributes:
-        plain: s_t(1), one forward of the target over one token.
-        verify: verification of n tree nodes, by n: s_t(n), or less if it reuses layers of drafting.
-        level: s_d, one drafted level as it occurs in a round, without the controller.
-        rest, plain_rest: a round without its levels, verification and controller, and one of plain decoding.
-        control_level: the controller's decision after a level, and its inputs.
-        control_round: the controller's update after a round.
-        idle: a round that drafts nothing, without the controller; None: its verification and the rest.
-    """
-
-    plain: float
-    verify: Mapping[int, float]
-    level: float = 0.0
-    rest: float = 0.0
-    plain_rest: float = 0.0
-    control_level: float = 0.0
-    control_round: float = 0.0
-    idle: float | None = None
+from jaxspec.evaluate.runner import REFERENCE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +36,19 @@ class RunCosts:
         return ratio(self.plain, self.whole)
 
 
+def piece_costs(engines: Mapping[str, Engine], requests: Sequence[Request]) -> dict[str, PieceCosts]:
+    """Times each method's rounds at the shapes of one batch, without history. `engines` include the reference."""
+    greedy = all(request.sampling.temperature == 0 for request in requests)
+    specs = {
+        name: dataclasses.replace(engine.method, history=0).speculation(greedy, tree_sizes=engine.tree_sizes)
+        for name, engine in engines.items()
+    }
+    rows = max(shapes(spec, requests)[1] for spec in specs.values())
+    models = {name: engine.models for name, engine in engines.items()}
+    found = piece_times(specs, models, requests, rows, engines[REFERENCE].model.context)
+    return {name: dataclasses.replace(costs, plain_rest=found[REFERENCE].rest) for name, costs in found.items()}
+
+
 def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, sizes: Collection[int]) -> RunCosts:
     """The cost of a run's rounds.
 
@@ -65,11 +59,7 @@ def run_costs(batches: Sequence[Sequence[RoundCounts]], pieces: PieceCosts, size
         rest          Σ_rounds rest
 
     The rows of a batch run their rounds together: a batch has the tokens of its longest row, and a round has the levels
-    and nodes of the row with the most.
-
-    Args:
-        batches: the round counts of each row, by batch.
-        sizes: tree sizes for which verification was compiled.
+    and nodes of the row with the most. `sizes` are those for which verification was compiled.
     """
     tokens = levels = rounds = idle = 0
     verification = 0.0
@@ -99,10 +89,6 @@ def _most(rows: Sequence[Any]) -> np.ndarray:
 
 
 def eq14_speedup(counts: Statistics, alpha: float) -> float:
-    """The speedup of a chain by EESD's Eq. 14, v_d / ((alpha - v_d) r_d + v_d), which ignores the cost of verification.
-
-    Args:
-        alpha: T_d / T_t, the time of one drafted token in units of a forward of the target.
-    """
+    """EESD's Eq. 14 of a chain: v_d / ((alpha - v_d) r_d + v_d), without verification's cost; alpha = T_d / T_t."""
     # By r_d / v_d = drafted / tokens it is defined even if nothing was accepted.
     return ratio(counts.tokens, alpha * counts.drafted + counts.tokens - counts.accepted)

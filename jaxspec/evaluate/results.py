@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.engine.statistics import ratio, statistics_of
 from jaxspec.evaluate import quality, reliability
-from jaxspec.evaluate.cost_model import PieceCosts, eq14_speedup, run_costs
+from jaxspec.evaluate.cost_model import eq14_speedup, run_costs
 from jaxspec.evaluate.runlog import Answer, Turn, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.evaluate.uncertainty import PerQuestion, per_question, seconds_of
@@ -25,38 +26,23 @@ PREDICTED = ("modelled_speedup", "predicted_seconds", "eq14_speedup", "draft_cos
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A method's properties.
+    """A method's properties."""
 
-    Attributes:
-        resolved: the method with all its settings.
-        sizes: tree sizes for which verification is compiled.
-        read_bytes: bytes of the target's weights that a round reads, without drafting.
-        draft_bytes, level_bytes: bytes that drafting reads in a round with one level, and for each further level.
-    """
-
-    resolved: str
-    sizes: tuple[int, ...]
+    resolved: str  # the method with all its settings
+    sizes: tuple[int, ...]  # tree sizes for which verification is compiled
     is_chain: bool
-    read_bytes: int
-    draft_bytes: float | int
-    level_bytes: float | int
+    read_bytes: int  # of the target's weights that a round reads, without drafting
+    draft_bytes: float | int  # that drafting reads in a round with one level
+    level_bytes: float | int  # that each further level reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Measurements of a run after its last question.
+    """Measurements of a run after its last question, by method."""
 
-    Attributes:
-        noise: see `divergence.noise`; None if no text is compared.
-        pieces: by method; None if they were not timed.
-        divergences: by method, fields of `divergence.Divergence`, and `explained`; None for sampled texts, which differ
-            by design.
-        forms: by method.
-    """
-
-    noise: float | None
-    pieces: dict[str, PieceCosts] | None
-    divergences: dict[str, list[dict[str, Any]] | None]
+    noise: float | None  # see `divergence.noise`; None if no text is compared
+    pieces: dict[str, PieceCosts] | None  # None if they were not timed
+    divergences: dict[str, list[dict[str, Any]] | None]  # fields of `Divergence`, `explained`; None for sampled texts
     forms: dict[str, Form]
 
     @classmethod
@@ -96,6 +82,7 @@ def by_method(answers: Sequence[Answer], measured: Measured) -> dict[str, Any]:
     counted = {name: _timed(found, asked[name].seconds) for name, found in ours.items()}
     by_pass = {name: speeds(found) for name, found in ours.items()}
     by_category = {name: categories(found, asked[name].seconds) for name, found in ours.items()}
+    speedup = lambda ours, plain: ratio(ours["tokens_per_second"], plain["tokens_per_second"])
     fastest = max(ours, key=lambda name: counted[name]["tokens_per_second"])
     results = {}
     for name, form in measured.forms.items():
@@ -110,7 +97,7 @@ def by_method(answers: Sequence[Answer], measured: Measured) -> dict[str, Any]:
             "calibration": reliability.table(drafts),
             "expected_calibration_error": reliability.expected_calibration_error(drafts),
             "gigabytes_per_second": ratio(form.read_bytes * flat.rounds / 1e9, seconds),
-            "speedup": _speedup(counted[name], counted[REFERENCE]),
+            "speedup": speedup(counted[name], counted[REFERENCE]),
             "speedup_interval": (asked[name].speed() / asked[REFERENCE].speed()).interval(),
             "tau_interval": asked[name].tau.interval(),
             "against_fastest": None if name == fastest else _against(fastest, asked[name], asked[fastest]),
@@ -121,7 +108,7 @@ def by_method(answers: Sequence[Answer], measured: Measured) -> dict[str, Any]:
             "divergences": divergences,
             "unexplained_divergences": None if divergences is None else sum(not d["explained"] for d in divergences),
             "categories": {
-                category: {**values, "speedup": _speedup(values, by_category[REFERENCE][category])}
+                category: {**values, "speedup": speedup(values, by_category[REFERENCE][category])}
                 for category, values in by_category[name].items()
             },
             "quality": quality.mean(answer.quality for answer in ours[name]),
@@ -200,10 +187,6 @@ def _timed(answers: Sequence[Answer], seconds: np.ndarray) -> dict[str, Any]:
         "decode_seconds": whole,
         "tokens_per_second": ratio(counts.tokens, whole),
     }
-
-
-def _speedup(ours: Mapping[str, Any], plain: Mapping[str, Any]) -> float:
-    return ratio(ours["tokens_per_second"], plain["tokens_per_second"])
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float | None]:

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
-from jaxspec.checkpoint.heads import CALIBRATION, find_head
+from jaxspec.checkpoint.heads import find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.checkpoint.tokenizer import FILES
-from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.costs.calibration import weights_sha256
 from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import environment
@@ -101,10 +100,3 @@ def weights_of(target: Path, heads: Iterable[str | None]) -> dict[str, Any]:
     files = sorted(file for name in FILES for file in target.glob(name))
     text = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     return {"params_sha256": weights_sha256(target), "heads_sha256": found, "tokenizer_sha256": text}
-
-
-def weights_sha256(folder: Path) -> str:
-    """SHA-256 of a folder's config.json, stored checksums of parameters, and measured settings of a head (CALIBRATION),
-    and of those of an acceptance predictor."""
-    files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS, CALIBRATION)]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()

@@ -12,7 +12,7 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import load
 from jaxspec.commands import main
-from jaxspec.costs import calibration, stored, timing
+from jaxspec.costs import calibration, timing
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.drafters.dflash import Dflash
 from jaxspec.engine.engine import Engine
@@ -70,7 +70,7 @@ def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
     (file,) = kept.iterdir()
     assert f"kept in {file}" in err
     model = load(path)
-    table = stored.read_costs(calibration.costs_key(model, parse_method("ngram"), 1))
+    table = calibration.read_costs(calibration.costs_key(model, parse_method("ngram"), 1))
     assert [nodes for nodes, _ in table.verify] == [1, 4]
     assert [nodes for nodes, _ in table.level] == [1]  # a copy is no cheaper for one node than for two
     assert f"{1e3 * table.plain:.3f}" in out
@@ -178,14 +178,16 @@ def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, m
     seen: list[bool] = []
 
     def timed(jobs):
-        seen.extend(job.func is calibration.resume for job in jobs)
-        return [1.0 + i for i in range(len(jobs))]
+        seen.extend(job.func is timing.resume for job in jobs)
+        return [1.0, 2.0, 20.0, 21.0, 60.0, 6.0]
 
-    monkeypatch.setattr(calibration, "seconds_per_iteration", timed)
+    monkeypatch.setattr(timing, "seconds_per_iteration", timed)
     table = calibration.measure(model, method, random_head(method.drafter, model.config.model, "float32"), 1)
-    assert seen == [False] * 3 + [True] * 2 + [False]
-    # Rounds of one level and of five take 2 and 3 s, and rounds without drafts 6.
-    assert dataclasses.replace(table, context=0) == CostTable(1.0, ((1, 4.0), (4, 5.0)), ((2, 0.25),), idle=6.0)
+    assert seen == [False] * 5 + [True]
+    # Forwards over 1 and 4 tokens take 1 and 2 s. Rounds of one level and of five take 20 and 21 s, and those without
+    # drafts 60. Verification of 4 nodes takes 6 s, and of 1 node half of it; the rest of a round 21 - 6 - 5 / 4 s.
+    verify = ((1, 3.0 + 13.75), (4, 6.0 + 13.75))
+    assert dataclasses.replace(table, context=0) == CostTable(1.0, verify, ((2, 0.25),), idle=60.0)
 
 
 def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
@@ -198,13 +200,13 @@ def test_a_batch_is_timed_as_it_is_decoded(tmp_path, monkeypatch):
         seen.add(batch)
         return lambda iterations: iterations
 
-    def round_pair(spec, models, state):
+    def round_job(spec, models, state, levels):
         seen.add(state.length.shape[0])
-        return timing.RoundPair(5, lambda n: n, lambda n: n, 1, 4, lambda n: n)
+        return lambda iterations: levels
 
-    monkeypatch.setattr(calibration, "target_job", target_job)
-    monkeypatch.setattr(calibration, "round_pair", round_pair)
-    monkeypatch.setattr(calibration, "seconds_per_iteration", lambda jobs: [1.0 + i for i in range(len(jobs))])
+    monkeypatch.setattr(timing, "target_job", target_job)
+    monkeypatch.setattr(timing, "round_job", round_job)
+    monkeypatch.setattr(timing, "seconds_per_iteration", lambda jobs: [1.0 + i for i in range(len(jobs))])
     calibration.measure(model, parse_method("ngram"), None, 3)
     assert seen == {4}
 
@@ -219,8 +221,8 @@ LONGER = dataclasses.replace(
 
 def test_costs_of_longer_texts_are_kept_and_tables_without_them_mean_what_they_did(model, kept):
     key = calibration.costs_key(model, parse_method("ngram"), 1)
-    stored.store(key, dataclasses.asdict(LONGER))
-    assert stored.read_costs(key) == LONGER
+    calibration.store(key, dataclasses.asdict(LONGER))
+    assert calibration.read_costs(key) == LONGER
     # A level of four nodes, in units of a forward at the shortest; what is cheaper over a longer text is noise.
     measured = Engine.calibrated(model, "ngram+budgeted").method.builder
     assert isinstance(measured, Budgeted)
@@ -231,7 +233,7 @@ def test_costs_of_longer_texts_are_kept_and_tables_without_them_mean_what_they_d
     (file,), new = kept.iterdir(), {"idle", "context", "longer"}
     values = {name: value for name, value in json.loads(file.read_text()).items() if name not in new}
     file.write_text(json.dumps(values))
-    assert stored.read_costs(key) == TABLE
+    assert calibration.read_costs(key) == TABLE
     assert Engine.calibrated(model, "ngram+budgeted").method.builder == Budgeted(cost=0.2, verify=((1, 1.0), (8, 2.0)))
     typed = parse_method("ngram+budgeted,cost=0.5").with_costs(LONGER).builder
     assert isinstance(typed, Budgeted) and typed.contexts == ()

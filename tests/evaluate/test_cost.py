@@ -10,14 +10,13 @@ import pytest
 
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import timed_loops, timing
-from jaxspec.costs.timing import RoundPair
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.speculation import Speculation
 from jaxspec.drafters import EarlyExit
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate import piece_times
+from jaxspec.evaluate.cost_model import piece_costs
 from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import Method, parse_method
 from tests.evaluate import tiny
@@ -80,13 +79,12 @@ def test_trees_that_end_early_do_not_while_they_are_timed(engine: Engine):
 
 def test_a_level_is_what_a_longer_round_takes_more():
     """By hand: rounds of 1 and 4 levels take 10 and 16 s, verification 7 s: 2 s a level, and 1 s for the rest."""
-    pair = lambda short, full: RoundPair(5, lambda n: n, lambda n: n, short, full)
-    assert pair(1, 4).split(10.0, 16.0, 7.0) == (2.0, 1.0)
-    assert pair(1, 1).split(10.0, 10.0, 7.0) == (3.0, 0.0)  # one level: the rest is not told from it
-    assert pair(0, 0).split(10.0, 10.0, 7.0) == (0.0, 3.0)  # plain decoding
-    level, rest = pair(1, 4).split(10.0, 9.0, 7.0)  # levels that cost nothing, within noise, as those of a block
+    assert timing.split(1, 4, 10.0, 16.0, 7.0) == (2.0, 1.0)
+    assert timing.split(1, 1, 10.0, 10.0, 7.0) == (3.0, 0.0)  # one level: the rest is not told from it
+    assert timing.split(0, 0, 10.0, 10.0, 7.0) == (0.0, 3.0)  # plain decoding
+    level, rest = timing.split(1, 4, 10.0, 9.0, 7.0)  # levels that cost nothing, within noise, as those of a block
     assert 0 < level < 1e-8 and rest == pytest.approx(2.0)
-    level, rest = pair(1, 4).split(10.0, 9.0, 11.0)  # noise makes nothing negative
+    level, rest = timing.split(1, 4, 10.0, 9.0, 11.0)  # noise makes nothing negative
     assert 0 < level < 1e-8 and rest == 0
 
 
@@ -97,7 +95,7 @@ def test_verification_after_an_early_exit_is_timed_by_itself(tmp_path, monkeypat
     head = random_head(EarlyExit(), model.config.model, "float32")
     methods = {"plain": "plain", "stops": "early-exit+chain,length=4+threshold"}
     engines = {name: Engine(model, method, draft=head) for name, method in methods.items()}
-    found = piece_times.measure(engines, REQUESTS)
+    found = piece_costs(engines, REQUESTS)
     assert [{*costs.verify} for costs in found.values()] == [{1, 2, 5}] * 2
     assert found["stops"].verify != found["plain"].verify
     assert all(seconds > 0 for costs in found.values() for seconds in costs.verify.values())
@@ -124,12 +122,11 @@ def test_every_piece_finds_its_place(engine: Engine, monkeypatch: pytest.MonkeyP
     """Times of its own for each piece; a controller that never stops costs nothing."""
     methods = {"plain": parse_method("plain"), "fixed": parse_method("ngram"), "wavering": wavering(0.5)}
     engines = {name: Engine(engine.model, method) for name, method in methods.items()}
-    monkeypatch.setattr(piece_times, "seconds_per_iteration", lambda jobs: [float(2**i) for i in range(len(jobs))])
-    compiled = lambda programs, name: {key: run() for key, run in programs.items() if name(key) == "rounds"}
-    monkeypatch.setattr(piece_times, "Compilations", lambda *of: SimpleNamespace(wait=lambda: compiled(*of)))
+    monkeypatch.setattr(timing, "seconds_per_iteration", lambda jobs: [float(2**i) for i in range(len(jobs))])
+    monkeypatch.setattr(timing, "Compilations", lambda *of: SimpleNamespace(wait=lambda: None))
     for each in engines.values():
         monkeypatch.setattr(each, "tree_sizes", ())
-    found = piece_times.measure(engines, REQUESTS)
+    found = piece_costs(engines, REQUESTS)
     sizes = sorted({1, 4, 5})
     target = {size: 2.0**i for i, size in enumerate(sizes)}
     assert all((costs.plain, costs.verify, costs.plain_rest) == (1.0, target, 15.0) for costs in found.values())

@@ -10,10 +10,10 @@ from flax import nnx
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.heads import HeadConfig, write_head
+from jaxspec.checkpoint.heads import CALIBRATION, HeadConfig, write_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
-from jaxspec.costs import stored
+from jaxspec.costs import calibration
 from jaxspec.costs.calibration import how_run
 from jaxspec.drafters import Medusa
 from jaxspec.engine.default_method import default_at, default_of
@@ -41,8 +41,8 @@ def model(tmp_path: Path) -> Checkpoint:
 
 def keep(model: Checkpoint, batch_size: int = 1, **speeds: float) -> Path:
     """Keeps these speeds of plain decoding and of FAST, as if they had been measured."""
-    key = stored.speeds_key(model.path, model.heads, batch_size=batch_size, **how_run(model))
-    stored.store(key, {stored.SPEEDS: {"plain": speeds["plain"], FAST: speeds["fast"]}})
+    key = calibration.speeds_key(model.path, model.heads, batch_size=batch_size, **how_run(model))
+    calibration.store(key, {calibration.SPEEDS: {"plain": speeds["plain"], FAST: speeds["fast"]}})
     return key.file
 
 
@@ -53,8 +53,8 @@ def test_all_methods_are_timed_kept_and_printed(model, tmp_path, monkeypatch, ca
     calibrate.run(Calibrate(target=model.path, all=True, prompts=questions, max_new_tokens=4))
     out, err = capsys.readouterr()
     assert "kept in" in err
-    key = stored.speeds_key(model.path, model.heads, batch_size=1, **how_run(model))
-    speeds = stored.read_speeds(key)
+    key = calibration.speeds_key(model.path, model.heads, batch_size=1, **how_run(model))
+    speeds = calibration.read_speeds(key)
     assert set(speeds) == {"plain", FAST} and min(speeds.values()) > 0
     fastest = max(speeds, key=speeds.__getitem__)
     assert out.splitlines()[-1] == f"Default from now on: {fastest}"
@@ -74,14 +74,16 @@ def test_the_fastest_is_taken_and_said(model, capsys):
     assert "without --method: plain (the fastest" in capsys.readouterr().out
 
 
-def test_otherwise_the_order_of_preference_holds(model, capsys):
+@pytest.mark.parametrize("changed", [CHECKSUMS, CALIBRATION])
+def test_otherwise_the_order_of_preference_holds(model, changed, capsys):
     preferred = str(parse_method("ngram"))
     assert str(Engine.calibrated(model).method) == preferred
     assert "first in the order of preference; `jaxspec calibrate --all` finds" in capsys.readouterr().err
     keep(model, plain=10.0, fast=12.0)
     assert str(Engine.calibrated(model, batch_size=8).method) == preferred  # other batches were not measured
     assert "`jaxspec calibrate --all --batch-size 8`" in capsys.readouterr().err
-    (model.path / CHECKSUMS).write_text("of other weights, which other drafts of would be accepted\n")
+    assert str(default_of(model).method) == FAST
+    (model.path / changed).write_text("of other weights, which other drafts of would be accepted\n")
     assert str(default_of(model).method) == preferred
 
 
@@ -131,8 +133,8 @@ def test_a_head_may_name_its_default(model, method, expected):
     ("damage", "says"),
     [
         (lambda values: "{", "cannot be read"),
-        (lambda values: json.dumps({**values, stored.SPEEDS: {}}), "cannot be read"),
-        (lambda values: json.dumps({**values, stored.SPEEDS: {"nothing": 1.0}}), "no drafter 'nothing'"),
+        (lambda values: json.dumps({**values, calibration.SPEEDS: {}}), "cannot be read"),
+        (lambda values: json.dumps({**values, calibration.SPEEDS: {"nothing": 1.0}}), "no drafter 'nothing'"),
         (lambda values: json.dumps({**values, "of": {**values["of"], "versions": {}}}), "measured with other versions"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.heads import CALIBRATION
+from jaxspec.costs.calibration import weights_sha256
 from jaxspec.evaluate import run_description
 from jaxspec.evaluate.runlog import RunLog
 from tests.evaluate import tiny
@@ -49,4 +50,4 @@ def test_a_head_that_was_calibrated_is_another(target: Path):
 
 
 def test_a_target_that_was_written_again_is_another(target: Path, tmp_path: Path):
-    assert run_description.weights_sha256(target) != run_description.weights_sha256(tiny.checkpoint(tmp_path / "again"))
+    assert weights_sha256(target) != weights_sha256(tiny.checkpoint(tmp_path / "again"))

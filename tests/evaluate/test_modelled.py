@@ -2,9 +2,10 @@
 
 import pytest
 
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.decoding.round_records import RoundCounts, from_rows
 from jaxspec.engine.statistics import statistics_of
-from jaxspec.evaluate.cost_model import PieceCosts, RunCosts, eq14_speedup, run_costs
+from jaxspec.evaluate.cost_model import RunCosts, eq14_speedup, run_costs
 
 TARGET = {1: 1.0, 4: 1.5, 8: 2.0}
 SIZES = (1, 4, 8)

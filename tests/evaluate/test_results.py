@@ -9,8 +9,8 @@ import pytest
 from flax import nnx
 from rich.console import Console
 
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.evaluate import divergence, table
-from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method
 from jaxspec.evaluate.run_description import weight_bytes

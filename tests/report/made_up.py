@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxspec.evaluate.cost_model import PieceCosts
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.evaluate.reliability import tally
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.runlog import Answer, Turn

@@ -16,6 +16,7 @@ from rich.table import Table
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.heads import write_config
 from jaxspec.checkpoint.loading import Checkpoint
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.decoding.request import Request
 from jaxspec.drafters.layer_skip import LayerSkip, SkipMask, layers_of, skip
@@ -23,8 +24,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.head_weights import head_config, read_shape
 from jaxspec.engine.statistics import ratio, statistics_of
-from jaxspec.evaluate import piece_times
-from jaxspec.evaluate.cost_model import PieceCosts, run_costs
+from jaxspec.evaluate.cost_model import piece_costs, run_costs
 from jaxspec.evaluate.runner import warm
 from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
@@ -181,7 +181,7 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
     engines = {name: Engine(model, method, draft=skip(layers, *each).traced()) for name, each in sets.items()}
-    found = piece_times.measure({**engines, "plain": Engine(model, "plain")}, requests)
+    found = piece_costs({**engines, "plain": Engine(model, "plain")}, requests)
     whole, no_attention, no_mlp, bare = (found[name].level for name in sets)
     # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
     both = max(whole - bare, 0.0)

@@ -11,13 +11,12 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
+from jaxspec.costs.timing import PieceCosts
 from jaxspec.decoding import loop
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import from_rows
 from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
 from jaxspec.engine.generation import Generation
-from jaxspec.evaluate import piece_times
-from jaxspec.evaluate.cost_model import PieceCosts
 from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.decoding_options import SkipSearch
@@ -115,7 +114,7 @@ def test_what_a_block_costs(model, monkeypatch):
     levels = {"whole": 0.9, "no attention": 0.52, "no mlp": 0.72, "bare": 0.3, "plain": 0.0}
     measured = {name: replace(costs, level=level) for name, level in levels.items()}
     asked: dict[str, Any] = {}
-    monkeypatch.setattr(piece_times, "measure", lambda engines, requests: asked.update(engines) or measured)
+    monkeypatch.setattr(skip_search, "piece_costs", lambda engines, requests: asked.update(engines) or measured)
     costs = skip_search.measure_costs(model, parse_method("layer-skip"), [])
     asked.pop("plain")
     switches = {name: [kind.tolist() for kind in astuple(engine.models.draft)] for name, engine in asked.items()}
