@@ -12,7 +12,7 @@ from jaxspec.commands import convert, main, train
 from jaxspec.commands.console import parse
 from jaxspec.methods.method import parse_method, vary
 from jaxspec.options.by_command import Bench, Eval, Sweep
-from jaxspec.report.tables import published
+from jaxspec.report.papers import published
 
 PROGRAMS = {"jaxspec": main.COMMANDS, "jaxspec-train": train.COMMANDS, "jaxspec-convert": convert.COMMANDS}
 

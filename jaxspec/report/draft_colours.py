@@ -31,11 +31,9 @@ def legend(colours: bool) -> str:
 
 
 def coloured(generation: Generation, tokenizer: Any, rejected: bool, colours: bool = True) -> Text:
-    """The text of a recorded generation, coloured by the origin of each token.
+    """The text of a recorded generation, coloured by the origin of each token; on demand with `rejected` drafts.
 
-    Args:
-        rejected: show rejected drafts too, where they were drafted.
-        colours: whether the output has colours; without, rejected drafts are put in brackets.
+    Where the output has no `colours`, rejected drafts are put in brackets.
     """
     return Text().join(coloured_pieces(generation, tokenizer, rejected, colours))
 

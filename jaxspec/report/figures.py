@@ -16,9 +16,8 @@ from jaxspec.decoding.drafter import State
 from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.report import svg
-from jaxspec.report.numbers import PLAIN, Number, a_token, number
 from jaxspec.report.papers import chains
-from jaxspec.report.runs import PARTS, Run
+from jaxspec.report.runs import PARTS, PLAIN, Number, Run, a_token, number
 from jaxspec.report.svg import Series
 
 MOST = 6  # methods in one figure: more colours cannot be distinguished
@@ -84,15 +83,9 @@ def by_position(run: Run, colours: Colours, unconditional: bool = False) -> Figu
         for name in longest[:MOST]
         if (rates := run.value(name, key))
     ]
-    return _lines(
-        run,
-        title,
-        caption,
-        series,
-        x_label="position in the draft, from 0",
-        y_label="accepted",
-        x_ticks=range(max((len(each.points) for each in series), default=0)),
-    )
+    axes = {"x_label": "position in the draft, from 0", "y_label": "accepted"}
+    ticks = range(max((len(each.points) for each in series), default=0))
+    return _lines(run, title, caption, series, **axes, x_ticks=ticks)
 
 
 def reliability(run: Run, colours: Colours) -> Figure | None:

@@ -14,9 +14,8 @@ from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.options.by_command import Report
 from jaxspec.report import papers
 from jaxspec.report.figures import all_figures, fastest
-from jaxspec.report.numbers import WHOLE, Number, number
-from jaxspec.report.runs import Run, read
-from jaxspec.report.tables import Cell
+from jaxspec.report.papers import Cell
+from jaxspec.report.runs import WHOLE, Number, Run, number, read
 
 FOLDER = Path(__file__).parent
 TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -32,7 +31,8 @@ def run(settings: Report) -> None:
 
 def render(runs: Sequence[Run], questions: int = 3) -> str:
     """The page as text, with the answers to the first `questions` of each run."""
-    data = json.dumps(generations_to_json(runs, questions), separators=(",", ":")).replace("<", "\\u003c")
+    generations = [generations_to_json(run, questions) for run in runs]
+    data = json.dumps(generations, separators=(",", ":")).replace("<", "\\u003c")
     style, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = TEMPLATES.get_template("page.html").render(
         title=" · ".join(dict.fromkeys(run.target for run in runs)),
@@ -84,35 +84,29 @@ def _tiles(run: Run, best: str) -> list[tuple[str, Number, list[Cell]]]:
     return [*tiles, ("texts changed, all methods", total, ["beyond what rounding explains"])]
 
 
-def generations_to_json(runs: Sequence[Run], questions: int) -> list[dict[str, Any]]:
-    """For each run its title, and the answers to its first questions by every method."""
-    numbers = lambda run: sorted({answer.question for answer in run.answers})[:questions]
-    return [{"title": run.title, "questions": [_question(run, number) for number in numbers(run)]} for run in runs]
-
-
-def _question(run: Run, number: int) -> dict[str, Any]:
-    answers = [answer for answer in run.answers if answer.question == number]
-    first = answers[0]
-    title = f"question {number if first.question_id is None else first.question_id}"
-    return {
-        "title": f"{title}, {first.category}" if first.category else title,
-        "methods": {answer.method: [turn_to_json(turn) for turn in answer.turns] for answer in answers},
-    }
+def generations_to_json(run: Run, questions: int) -> dict[str, Any]:
+    """The run's title, and the answers to its first questions by every method."""
+    shown = []
+    for question in sorted({answer.question for answer in run.answers})[:questions]:
+        answers = [answer for answer in run.answers if answer.question == question]
+        first = answers[0]
+        title = f"question {question if first.question_id is None else first.question_id}"
+        title = f"{title}, {first.category}" if first.category else title
+        methods = {answer.method: [turn_to_json(turn) for turn in answer.turns] for answer in answers}
+        shown.append({"title": title, "methods": methods})
+    return {"title": run.title, "questions": shown}
 
 
 def turn_to_json(turn: Turn) -> dict[str, Any]:
     """One answer: the user's text, prefill's piece, and each round's pieces, number of accepted drafts, and tree."""
     rounds, at = [], 1
     for (committed, accepted, *_), tree in zip(turn.rounds, turn.trees or (), strict=True):
-        rounds.append({"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": _tree(turn, tree)})
+        nodes = {
+            "words": [turn.words.get(str(token), f"⟨{token}⟩") for token in tree["token"]],
+            "parents": tree["parent"],
+            "log": tree["log_confidence"],
+            "accepted": [node for node, is_accepted in enumerate(tree["accepted"]) if is_accepted],
+        }
+        rounds.append({"pieces": turn.pieces[at : at + committed], "accepted": accepted, "tree": nodes})
         at += committed
     return {"asked": turn.asked, "first": turn.pieces[:1], "rounds": rounds}
-
-
-def _tree(turn: Turn, tree: dict[str, list]) -> dict[str, list]:
-    return {
-        "words": [turn.words.get(str(token), f"⟨{token}⟩") for token in tree["token"]],
-        "parents": tree["parent"],
-        "log": tree["log_confidence"],
-        "accepted": [node for node, is_accepted in enumerate(tree["accepted"]) if is_accepted],
-    }

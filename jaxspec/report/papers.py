@@ -1,14 +1,72 @@
-"""The papers' tables: this run's numbers first, then the published ones."""
+"""Tables of a report: a paper's table with these runs' numbers, or all methods of a run."""
 
+import dataclasses
+import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jaxspec.evaluate.runner import REFERENCE
 from jaxspec.methods.method import Method
-from jaxspec.report.numbers import CHANGE, HUNDREDTHS, NOTHING, ONE, SHARE, TIMES, Number, a_token, derived, number
-from jaxspec.report.runs import PARTS, Run
-from jaxspec.report.tables import Cell, Measure, Table, measure, published
+from jaxspec.report.runs import NOTHING, ONE, PARTS, SHARE, TIMES, Number, NumberFormat, Run, a_token, derived, number
+
+Cell = Number | str
+PUBLISHED = Path(__file__).parent / "published.json"
+Measure = tuple[str, Callable[[Run, str], Cell]]
+"""A column: its title, and its cell for a method of a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of a paper, or of all methods of a run."""
+
+    title: str
+    source: str  # its name in `published`; empty if it is not a paper's
+    columns: Sequence[str]  # titles of all columns, those that name a row included
+    ours: Sequence[Sequence[Cell]]  # rows of as many cells
+    missing: str = ""  # how to get such rows, if there are none
+    note: str = ""
+    groups: Sequence[tuple[str, int]] = ()  # (title, number of columns) above the columns
+
+    @property
+    def published(self) -> list[list[str]]:
+        """The paper's own rows."""
+        if not self.source:
+            return []
+        groups = [group for group, wide in self.groups for _ in range(wide)] or [""] * len(self.columns)
+        titles = [f"{group} {title}".lstrip() for group, title in zip(groups, self.columns, strict=True)]
+        paper = published()[self.source]
+        rows = [dict(zip(paper.columns, row, strict=True)) for row in paper.rows]
+        return [[row.get(title, NOTHING) for title in titles] for row in rows]
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """A paper's table, with its title and columns as on the page, and the cells as the paper prints them."""
+
+    title: str
+    measured: str  # the options of `jaxspec bench` that measure it
+    columns: Sequence[str]  # the columns of a data set begin with its name
+    rows: Sequence[Sequence[str]]
+    note: str = ""  # a sentence below the table
+
+
+@functools.cache
+def published() -> dict[str, Published]:
+    """The papers' tables, by name, such as `EAGLE, Table 1`; hardware, targets and texts are the papers' own.
+
+    EAGLE: arXiv:2401.15077. EAGLE-3: arXiv:2503.01840. EESD: arXiv:2406.03853. Draft & Verify: arXiv:2309.08168. EDD:
+    "Faster Speculative Decoding via Effective Draft Decoder with Pruned Candidate Tree".
+    """
+    tables = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    return {source: Published(**table) for source, table in tables.items()}
+
+
+def measure(title: str, *keys: str | int, form: NumberFormat | None = None) -> Measure:
+    """A column of one number of each method's results."""
+    return title, lambda run, name: number(run, name, *keys, form=form)
+
 
 SPEEDUP = measure("speedup", "speedup")
 TAU = measure("τ", "tau")
@@ -17,7 +75,7 @@ ACCEPTANCE = measure("α", "acceptance_rate")
 ACCURACY = measure("v_d", "draft_accuracy")
 PORTION = measure("r_d", "draft_share")
 SPEED = measure("tok/s", "tokens_per_second")
-HM = measure("HM", "harmonic_mean", form=HUNDREDTHS)  # as EESD prints it
+HM = measure("HM", "harmonic_mean", form=lambda value: f"{100 * value:.2f}")  # as EESD prints it
 ROUGE = measure("ROUGE-2", "quality", "rouge2")
 SCORE = measure("score", "quality", "exact_match")
 
@@ -63,7 +121,7 @@ def eagle(runs: Sequence[Run]) -> Iterator[Table]:
         tree = [n for n in of_run if is_fixed(run.methods[n]) and run.methods[n].builder.name == "static"]
         if chain and tree:
             before, after = number(run, chain[0], "tau"), number(run, tree[0], "tau")
-            more = derived("difference", after, before, CHANGE)
+            more = derived("difference", after, before, "{:+.2f}".format)
             pairs.append([run.where(), f"{chain[0]}, {tree[0]}", before, after, more])
     yield of_paper("EAGLE, Table 5", ["model", "methods", "chain", "tree", "difference"], pairs)
     yield by_method("EAGLE, Table 6", several_heads(runs, ours), (SPEEDUP, TAU), names="method or data")
@@ -77,6 +135,8 @@ def eagle3(runs: Sequence[Run]) -> Iterator[Table]:
 def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
     """Speedup by batch size, and the ratio of the best throughputs, of runs that differ in nothing else."""
     sizes = sorted({run.settings["batch_size"] for run in runs} | {1, 2, 3, 4})  # the paper's too
+    speeds = lambda runs, name: (number(run, name, "tokens_per_second") for run in runs)
+    best = lambda runs, name: max(speeds(runs, name), key=lambda speed: speed.value or 0)
     rows = []
     for alike in same_but(runs, "batch_size"):
         by_size = {run.settings["batch_size"]: run for run in alike}
@@ -85,13 +145,9 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
         for _, name in pick(alike[:1], wanted):
             if all(name in run.methods for run in alike):
                 cells = [number(by_size[size], name, "speedup") if size in by_size else NOTHING for size in sizes]
-                throughput = derived("ratio", best_speed(alike, name), best_speed(alike, REFERENCE), TIMES)
+                throughput = derived("ratio", best(alike, name), best(alike, REFERENCE), TIMES)
                 rows.append([alike[0].where(batch=False), name, *cells, throughput])
     return of_paper("EAGLE, Table 7", ["model", "method", *(f"batch {size}" for size in sizes), "throughput"], rows)
-
-
-def best_speed(runs: Sequence[Run], name: str) -> Number:
-    return max((number(run, name, "tokens_per_second") for run in runs), key=lambda speed: speed.value or 0)
 
 
 def eesd(runs: Sequence[Run]) -> Iterator[Table]:
@@ -101,7 +157,7 @@ def eesd(runs: Sequence[Run]) -> Iterator[Table]:
     yield by_method("EESD, Tables 10 to 13", pick(runs, rival), (ACCURACY, PORTION, HM, SPEED, SPEEDUP))
     yield stopped(runs)
     yield branched(runs)
-    yield by_method("EESD, Table 8", early, [(part, partial(a_question, part=part)) for part in PARTS])
+    yield by_method("EESD, Table 8", early, [(part, functools.partial(a_question, part=part)) for part in PARTS])
 
 
 def stopped(runs: Sequence[Run]) -> Table:
@@ -175,10 +231,7 @@ def controlled_by(*names: str) -> Callable[[Method], bool]:
 
 is_fixed = controlled_by("fixed")
 sampled = controlled_by("beta-ts", "cali-ts")  # Thompson sampling
-
-
-def quantised(runs: Sequence[Run]) -> list[Run]:
-    return [run for run in runs if run.settings.get("quantize")]
+quantised = lambda runs: [run for run in runs if run.settings.get("quantize")]
 
 
 def several_heads(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Run, str]]:
@@ -250,4 +303,4 @@ def drafts_by(method: Method) -> tuple[Any, str | None, int]:
 
 
 def fixed_chain(method: Method) -> bool:
-    return method.builder.is_chain and method.builder.depth > 0 and method.controller.name == "fixed"
+    return is_fixed(method) and method.builder.is_chain and method.builder.depth > 0

@@ -1,7 +1,9 @@
-"""Finished runs, read from their logs, which are the only source of a report."""
+"""Finished runs, read from their logs, which are the only source of a report, and their numbers."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import html
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -23,20 +25,13 @@ FILES = {**SUITES, "mt-bench": "MT-bench", "mtbench": "MT-bench", "spec-bench": 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run of `jaxspec bench` or `sweep`.
+    """One run of `jaxspec bench` or `sweep`."""
 
-    Attributes:
-        number: its number on the page, from 0.
-        found: bench's JSON, counted again from the log.
-        methods: every method, resolved, by its name as typed.
-        apart: differences from the page's other runs, besides target, data, temperature and batch size.
-    """
-
-    number: int
-    found: Mapping[str, Any]
+    number: int  # on the page, from 0
+    found: Mapping[str, Any]  # bench's JSON, counted again from the log
     answers: tuple[Answer, ...]
-    methods: Mapping[str, Method]
-    apart: tuple[str, ...] = ()
+    methods: Mapping[str, Method]  # resolved, by the name as typed
+    apart: tuple[str, ...] = ()  # how it differs from other runs, besides target, data, temperature and batch size
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -93,8 +88,7 @@ class Run:
 def read(paths: Sequence[Path]) -> list[Run]:
     """The runs of files that `bench --json` wrote, each given as OUT.json or as its log.
 
-    Raises:
-        ValueError: a run is missing or not finished, or there is none.
+    Raises ValueError if a run is missing or not finished, or there is none.
     """
     if not paths:
         raise ValueError("name at least one file that `jaxspec bench --json` wrote")
@@ -148,3 +142,73 @@ def _read(number: int, path: Path) -> Run:
         )
     except (LookupError, TypeError, AttributeError, ValueError) as error:  # it was read without any check
         raise ValueError(not_whole(log)) from error
+
+
+# --- numbers, each with its format and its source in a run
+
+NOTHING = "–"
+Real = float | int
+NumberFormat = Callable[[Real], str]
+WHOLE, ONE, PLAIN, SHARE, TIMES = "{:.0f}".format, "{:.1f}".format, "{:.2f}".format, "{:.3f}".format, "{:.2f}×".format
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number of a run."""
+
+    value: Real | None
+    form: NumberFormat
+    of: Sequence[Any]  # its source: run, method and keys of bench's JSON; or [operation, source, source]
+    interval: "Sequence[Number]" = ()  # the ends of its 95 % interval
+
+    def __str__(self) -> str:
+        return NOTHING if self.value is None else self.form(self.value).replace("-", "−")
+
+    def __html__(self) -> str:
+        """HTML: the rounded value with its source, and the interval."""
+        if self.value is None:
+            return NOTHING
+        found = f"<data {self.source('value')}>{escape(self)}</data>"
+        ends = ", ".join(end.__html__() for end in self.interval)
+        return f'{found}<span class="interval"> [{ends}]</span>' if ends else found
+
+    def source(self, value: str = "data-value") -> str:
+        """HTML attributes with the number's source and, named `value`, the exact number."""
+        return f'data-of="{escape(json.dumps(list(self.of)))}" {value}="{self.value!r}"'
+
+
+FORMS = {
+    **dict.fromkeys(("speedup", "modelled_speedup"), TIMES),
+    **dict.fromkeys(("tokens_per_second", "nodes_per_round", "depth_per_round"), ONE),
+    "unexplained_divergences": WHOLE,
+    "quality": SHARE,
+}
+"""The format of a number by its key; others have PLAIN."""
+
+
+def number(run: Run, method: str, *keys: str | int, form: NumberFormat | None = None) -> Number:
+    """A number of a run, with its interval if it has one."""
+    kind = next((str(key) for key in reversed(keys) if str(key) in FORMS), "")
+    *folder, last = keys
+    ends = (*folder, f"{last}_interval")
+    interval = [
+        Number(end, PLAIN, [run.number, method, *ends, at]) for at, end in enumerate(run.value(method, *ends) or ())
+    ]
+    return Number(run.value(method, *keys), form or FORMS.get(kind, PLAIN), [run.number, method, *keys], interval)
+
+
+def derived(operation: str, first: Number, second: Number, form: NumberFormat) -> Number:
+    """`ratio` or `difference` of two numbers."""
+    if first.value is None or not second.value:
+        return Number(None, form, [])
+    value = first.value / second.value if operation == "ratio" else first.value - second.value
+    return Number(value, form, [operation, list(first.of), list(second.of)])
+
+
+def escape(text: object) -> str:
+    return html.escape(str(text))
+
+
+def a_token(run: Run, name: str, *keys: str) -> Number:
+    """Seconds of a part of decoding, in milliseconds per token."""
+    return derived("ratio", number(run, name, *keys), number(run, name, "tokens"), lambda value: f"{1e3 * value:.3g}")

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxspec.report.numbers import Number, Real, escape
+from jaxspec.report.runs import Number, Real, escape
 
 COLOURS = 24
 """Colours of methods that the page has: classes s0 to s23. Those of the parts of a round are part0 to part3."""
@@ -57,12 +57,9 @@ def lines(
     diagonal: bool = False,
     dots: bool = True,
 ) -> str:
-    """A line chart of numbers from 0 to 1; every point carries its number.
+    """A line chart of numbers from 0 to 1, on demand with the `diagonal`; every point carries its number, drawn or not.
 
-    Args:
-        x_ticks: empty: chosen by the points.
-        diagonal: also y = x.
-        dots: draw a mark at every point. Without, points are invisible but keep their numbers.
+    Without `x_ticks` the points decide.
     """
     height = 240
     shown = [place for each in series for place, _ in each.points]
@@ -99,12 +96,10 @@ def bars(
     unit: Real = 1,
     baseline: Real | None = None,
 ) -> str:
-    """Horizontal bars in groups, each group under its name. A part below zero is not drawn, but keeps its number.
+    """Horizontal bars in groups, each under its name. A part below zero is not drawn, but keeps its number.
 
-    Args:
-        groups: (name, bars of one or more parts). The number of a bar of one part is written behind it.
-        unit: the axis shows the values times this.
-        baseline: a value that gets a line, such as 1 for plain decoding's speed.
+    The number of a bar of one part is written behind it. The axis shows the values times `unit`. The value `baseline`
+    gets a line, such as 1 for plain decoding's speed.
     """
     positive = lambda number: max(number.value or 0, 0)
     wide = [sum(positive(number) for _, _, number in bar) for _, each in groups for bar in each]

@@ -15,7 +15,7 @@ from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
 from jaxspec.report.figures import _some, colours_of, control
 from jaxspec.report.page import turn_to_json
-from jaxspec.report.tables import published
+from jaxspec.report.papers import published
 from tests.report import made_up
 from tests.report.rebuilt import Rebuilt
 
