@@ -32,26 +32,12 @@ OF_MACHINES = ("target", "prompts", "shard")
 """Settings that may differ between shards: machines have paths of their own, and hashes decide."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-    """The questions `number - 1`, `number - 1 + count`, … of an evaluation; `number` is from 1 to `count`."""
-
-    number: int
-    count: int
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-    def has(self, question: int) -> bool:
-        return question % self.count == self.number - 1
-
-
-def parse_shard(text: str) -> Shard:
-    """Reads I/N. Raises ValueError for other text, and unless I is from 1 to N."""
+def parse_shard(text: str) -> tuple[int, int]:
+    """Reads I/N, the questions I - 1, I - 1 + N, … Raises ValueError for other text, and unless I is from 1 to N."""
     found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise ValueError(f"--shard must be I/N with I from 1 to N, such as 1/4, not {text!r}")
-    return Shard(int(found[1]), int(found[2]))
+    return int(found[1]), int(found[2])
 
 
 def run(settings: Eval) -> None:
@@ -64,7 +50,7 @@ def run(settings: Eval) -> None:
     plan = Workload.of(settings)
     together = min(settings.batch_size, len(plan.questions) * settings.samples)
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
-    ours = numbers_of(plan, settings.shard)
+    ours = numbers_of(len(plan.questions), settings.shard)
     engine = Engine.calibrated(settings.target, settings.method, batch_size=together, **loading)
     numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
@@ -103,12 +89,12 @@ def run(settings: Eval) -> None:
     show(found)
 
 
-def numbers_of(plan: Workload, shard: str | None) -> range:
+def numbers_of(total: int, shard: str | None) -> range:
     """The numbers of the questions of a shard; all without one. Raises ValueError if there are fewer than shards."""
-    total, part = len(plan.questions), parse_shard(shard or "1/1")
-    if part.count > total:
+    number, count = parse_shard(shard or "1/1")
+    if count > total:
         raise ValueError(f"--shard {shard} splits {total} questions into more shards than there are")
-    return range(part.number - 1, total, part.count)
+    return range(number - 1, total, count)
 
 
 def write(out: Path, lines: list[dict[str, Any]], about: dict[str, Any], found: dict[str, Any]) -> None:
@@ -125,9 +111,7 @@ def check(settings: Eval) -> None:
     """Raises ValueError for settings that are invalid for any model and questions."""
     runner.check_counts(settings, "batch_size", "samples")
     if settings.samples > 1 and settings.sampling.temperature == 0:
-        raise ValueError(
-            "at temperature 0 all answers to a question are equal: --samples needs a --temperature above 0"
-        )
+        raise ValueError("at temperature 0 all answers are equal: --samples needs a --temperature above 0")
     if settings.shard is not None and settings.keep_state:
         raise ValueError("with --keep-state an answer's rounds depend on earlier questions, so leave out --shard")
     if settings.out is not None:
@@ -184,21 +168,12 @@ def answered(plan: Workload, engine: Engine, asked: Sequence[Asked], settings: E
 def line_of(plan: Workload, asked: Asked, turns: Sequence[Generation]) -> dict[str, Any]:
     """The line of one answer. It holds only values that a repetition would reproduce."""
     number, sample = asked
-    question = plan.questions[number]
-    kept = [
-        {
-            "tokens": turn.tokens,
-            "text": turn.text,
-            "finish_reason": turn.finish_reason,
-            "rounds": turn.statistics.rounds,
-        }
-        for turn in turns
-    ]
+    question, kept = plan.questions[number], ("tokens", "text", "finish_reason")
     return {
         "index": number,
         "sample": sample,
         "question_id": question.question_id,
-        "turns": kept,
+        "turns": [{**{name: getattr(turn, name) for name in kept}, "rounds": turn.statistics.rounds} for turn in turns],
         "quality": quality.score(question.suite, turns[0].text, question.worked),
     }
 
@@ -263,13 +238,17 @@ def read_results(file: Path, expected: str) -> tuple[dict[str, Any], list[dict[s
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """The results of a finished shard: its file of answers, and what the file beside it holds."""
+    """A finished shard: its file of answers, its number of `count`, what the file beside it holds, and the answers."""
 
     file: Path
-    shard: Shard
-    settings: dict[str, Any]
+    number: int
+    count: int
     found: dict[str, Any]
     lines: list[dict[str, Any]]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.found["settings"]
 
 
 def merge(settings: Merge) -> None:
@@ -284,9 +263,12 @@ def merge(settings: Merge) -> None:
         check_new(file)
     shards = [read_shard(file) for file in settings.merge]
     check_one_evaluation(shards)
-    shards.sort(key=lambda each: each.shard.number)
+    shards.sort(key=lambda each: each.number)
     lines = [line for each in shards for line in each.lines]
-    found = {**places(shards), **summary(lines, [], 0.0), **times(shards)}
+    # The seconds of all machines together, and the mean speed of one.
+    tokens, seconds = (sum(each.found[name] for each in shards) for name in ("timed_tokens", "seconds"))
+    speed = {"timed_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else None}
+    found = {**places(shards), **summary(lines, [], 0.0), **speed}
     write(out, lines, {"settings": {**shards[0].settings, "shard": None}}, found)
     show(found)
 
@@ -298,31 +280,32 @@ def read_shard(file: Path) -> Finished:
     values, lines = read_results(file, "`jaxspec eval --shard`")
     if (part := values["settings"].get("shard")) is None:
         raise ValueError(f"{file} holds the answers of a whole evaluation and not of a shard; leave it out")
-    shard, asked = parse_shard(str(part)), list(map(asked_of, lines))
+    (number, count), asked = parse_shard(str(part)), list(map(asked_of, lines))
     if "answers" not in values:
-        raise ValueError(f"shard {shard} in {file} is not finished; run its command again")
-    wrong = not all(shard.has(number) for number, _ in asked)
+        raise ValueError(f"shard {part} in {file} is not finished; run its command again")
+    wrong = any(question % count != number - 1 for question, _ in asked)
     if wrong or len(set(asked)) != values["answers"] or len(asked) != values["answers"]:
-        raise ValueError(f"{file} was changed: its answers are not those of shard {shard}; run its command again")
-    return Finished(file, shard, values["settings"], values, lines)
+        raise ValueError(f"{file} was changed: its answers are not those of shard {part}; run its command again")
+    return Finished(file, number, count, values, lines)
 
 
 def check_one_evaluation(shards: Sequence[Finished]) -> None:
     """Raises ValueError unless the shards are all those of one evaluation, each once."""
     first, by_number = shards[0], dict[int, Finished]()
     for each in shards:
-        if each.shard.count != first.shard.count:
-            raise ValueError(f"{first.file} is shard {first.shard}, and {each.file} is shard {each.shard}")
-        if (other := by_number.setdefault(each.shard.number, each)) is not each:
-            raise ValueError(f"{other.file} and {each.file} are both shard {each.shard}; name one of them")
+        ours, theirs = first.settings["shard"], each.settings["shard"]
+        if each.count != first.count:
+            raise ValueError(f"{first.file} is shard {ours}, and {each.file} is shard {theirs}")
+        if (other := by_number.setdefault(each.number, each)) is not each:
+            raise ValueError(f"{other.file} and {each.file} are both shard {theirs}; name one of them")
         for name in sorted((first.settings.keys() | each.settings.keys()) - {*OF_MACHINES}):
             if (ours := first.settings.get(name)) != (theirs := each.settings.get(name)):
                 raise ValueError(
                     f"{first.file} and {each.file} are of different evaluations: {name} is {ours} there and {theirs} "
                     "here"
                 )
-    if missing := [number for number in range(1, first.shard.count + 1) if number not in by_number]:
-        raise ValueError(f"shard {Shard(missing[0], first.shard.count)} is missing: name the files of all shards")
+    if missing := [number for number in range(1, first.count + 1) if number not in by_number]:
+        raise ValueError(f"shard {missing[0]}/{first.count} is missing: name the files of all shards")
 
 
 def places(shards: Sequence[Finished]) -> dict[str, Any]:
@@ -334,9 +317,3 @@ def places(shards: Sequence[Finished]) -> dict[str, Any]:
         "resolved": ", ".join(dict.fromkeys(each.found.get("resolved", "") for each in shards)),
         "left_out": sum(each.found["left_out"] for each in shards),
     }
-
-
-def times(shards: Sequence[Finished]) -> Mapping[str, Any]:
-    """The seconds of all machines together, and the mean speed of one."""
-    tokens, seconds = (sum(each.found[name] for each in shards) for name in ("timed_tokens", "seconds"))
-    return {"timed_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else None}

@@ -12,7 +12,7 @@ import pytest
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
-from jaxspec.evaluate.evaluation import Shard, parse_shard
+from jaxspec.evaluate.evaluation import numbers_of, parse_shard
 from jaxspec.options.by_command import Eval, Merge
 from tests.evaluate import tiny
 
@@ -170,7 +170,7 @@ def test_shards_that_are_none(typed: str):
 
 
 def test_shards_split_the_questions():
-    parts = [[n for n in range(10) if Shard(number, 4).has(n)] for number in range(1, 5)]
+    parts = [list(numbers_of(10, f"{number}/4")) for number in range(1, 5)]
     assert parts == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
 
 
