@@ -49,11 +49,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) -> None:
-    """Prints one row for each method in both results: first, second, and second / first.
-
-    Raises:
-        ValueError: the results have no method in common.
-    """
+    """Prints first, second, and second / first for each method in both. Raises ValueError if there is none."""
     shared = [name for name in first["methods"] if name in second["methods"]]
     if not shared:
         raise ValueError("the two results have no method in common, so there is nothing to compare")

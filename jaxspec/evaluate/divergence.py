@@ -27,17 +27,14 @@ Text = tuple[Sequence[int], Sequence[int]]  # token ids of a prompt, and of the 
 class Divergence:
     """The first difference between a text and plain decoding's text.
 
-    Attributes:
-        prompt, turn, position: numbers of the question, its turn, and the token in the generated text, from 0.
-        gap: difference of the target's two largest logits at this position, in the target's own dtype.
-        behind: difference between the largest logit and the worse of the two tokens' logits. At a near-tie of two
-            tokens this is the gap. None if one text ends here, which rounding cannot explain.
+    `behind` is the difference between the largest logit and the worse of the two tokens' logits: at a near-tie of two
+    tokens the gap, and None if one text ends here, which rounding cannot explain.
     """
 
-    prompt: int
+    prompt: int  # number of the question, from 0, as those of its turn and of the token in the generated text
     turn: int
     position: int
-    gap: float
+    gap: float  # difference of the target's two largest logits at this position, in the target's own dtype
     behind: float | None
 
     def explained(self, noise: float) -> bool:
@@ -78,11 +75,8 @@ def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
     """Largest difference of a logit between forwards over one token and forwards over `size` tokens of generated text.
 
-    Both start from the same prefill and continue with their own caches, as plain and speculative decoding do.
-
-    Args:
-        batches: texts that were decoded together.
-        sizes: tree sizes of verification, at least one.
+    Both start from the same prefill and continue with their own caches, as plain and speculative decoding do. The texts
+    of one of `batches` were decoded together; `sizes` are those of verification, at least one.
     """
     worst, decoded = 0.0, list(filter(None, map(_decoded, batches)))
     # One shape for all batches, so that each program is compiled once.
@@ -134,8 +128,8 @@ def _decoded(batch: Sequence[Text]) -> list[Text]:
 
 
 def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Texts in one array [B, S] with `more` free columns, and the first index and the end of each generated part. There
-    is room for prompts of `longest` tokens."""
+    """Texts in one array [B, S] with room for prompts of `longest` tokens and `more` columns, and the first index and
+    the end of each generated part."""
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
     columns = max(int(begin.max()), longest) + int((end - begin).max()) + more
@@ -194,8 +188,7 @@ def _features(
 def _choices(
     target: Llama, features: Float[Array, "B S D"], begin: Int[Array, " B"], width: int
 ) -> Int[Array, "B width"]:
-    """The greedy choices after the features at begin[b] to begin[b] + width; the logits of one column at a time are
-    held."""
+    """The greedy choices after the features at begin[b] to begin[b] + width, from the logits of a column at a time."""
     generated = _window(features, begin, width).swapaxes(0, 1)
     return jax.lax.map(lambda column: target.logits(column).argmax(axis=-1), generated).T
 

@@ -28,10 +28,9 @@ _BLOCK = re.compile(r"(^[ \t]*|(?<=[\s:]))(`{3,}|~{3,})([^\n`]*)\n(.*?)(?:\2|\Z)
 
 
 def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, float]:
-    """Scores of one answer, from 0 to 1, by name; empty if its suite has none, or its scorer is not installed.
+    """Scores of one answer, from 0 to 1, by name, against the first of the suite's own answers, `worked`.
 
-    Args:
-        worked: the suite's own answers, of which the first is used.
+    Empty if its suite has no scores, or its scorer is not installed.
     """
     if suite == "gsm8k":
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
@@ -80,9 +79,10 @@ def samples(suite: str, answers: Iterable[tuple[Any, str]]) -> str:
     HumanEval's has {"task_id", "completion"} per line, and MBPP's {"task_id": "Mbpp/ID", "solution"}, as EvalPlus.
     """
     if suite == "mbpp":
-        texts = ((f"Mbpp/{name}", completion(text, PROGRAM_ENDS)) for name, text in answers)
-        return "".join(to_line({"task_id": name, "solution": text}) for name, text in texts)
-    return "".join(to_line({"task_id": name, "completion": completion(text)}) for name, text in answers)
+        lines = ({"task_id": f"Mbpp/{name}", "solution": completion(text, PROGRAM_ENDS)} for name, text in answers)
+    else:
+        lines = ({"task_id": name, "completion": completion(text)} for name, text in answers)
+    return "".join(map(to_line, lines))
 
 
 def _before(text: str, ends: Iterable[str]) -> str:
@@ -111,12 +111,12 @@ def rouge_scorer() -> Any:
     return scorer and scorer.RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-@functools.cache
 def math_verify() -> Any:
     """The package math_verify; None if it is not installed."""
     return _module("math_verify")
 
 
+@functools.cache
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(name)

@@ -28,49 +28,31 @@ FINAL = re.compile(r"####\s*(-?[.,]*[0-9][0-9.,]*)\s*$")  # the end of an answer
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A question: one line of a prompt file.
+    """A question: one line of a prompt file."""
 
-    Attributes:
-        turns: the user's messages; each gets one answer.
-        question_id, category: from the file.
-        worked: the file's own answers to the first turns.
-        examples: (turn, answer) of other questions, to put before the first turn.
-        suite: the name of its published format; None for the general formats.
-    """
-
-    turns: tuple[str, ...]
+    turns: tuple[str, ...]  # the user's messages; each gets one answer
     question_id: int | str | None = None
     category: str | None = None
-    worked: tuple[str, ...] = ()
-    examples: tuple[tuple[str, str], ...] = ()
-    suite: str | None = None
+    worked: tuple[str, ...] = ()  # the file's own answers to the first turns
+    examples: tuple[tuple[str, str], ...] = ()  # (turn, answer) of other questions, to put before the first turn
+    suite: str | None = None  # the name of its published format; None for the general formats
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
     """A published format, recognised by its keys.
 
-    Attributes:
-        suite: the format's name.
-        keys: keys that every question has; their values are strings.
-        turn: makes the user's message. Summaries and GSM8K use the papers' few-shot form, in which a label precedes
-            the answer.
-        answer, id, category: the keys of the worked answer, and of the question's id and category.
-        more: what else a question must fulfil.
-        end: what follows a worked answer in an example.
+    Summaries and GSM8K use the papers' few-shot form, in which a label precedes the answer.
     """
 
     suite: str
-    keys: tuple[str, ...]
-    turn: Callable[[Values], str]
-    answer: str | None = None
-    id: str = "id"
-    more: Callable[[Values], bool] = lambda values: True
-    category: str = "category"
-    end: str = ""
-
-    def holds(self, values: Values) -> bool:
-        return all(isinstance(values.get(key), str) for key in self.keys) and self.more(values)
+    keys: tuple[str, ...]  # of every question, with strings as their values
+    turn: Callable[[Values], str]  # makes the user's message
+    answer: str | None = None  # the key of the worked answer
+    id: str = "id"  # the key of the question's id
+    more: Callable[[Values], bool] = lambda values: True  # what else a question must fulfil
+    category: str = "category"  # the key of the question's category
+    end: str = ""  # what follows a worked answer in an example
 
 
 def _alpaca_turn(values: Values) -> str:
@@ -111,25 +93,17 @@ FORMATS = (
 )
 """General questions have `turns`, as MT-bench (arXiv:2306.05685), Spec-Bench (arXiv:2401.07851) and SPEED-Bench
 (arXiv:2604.09557), or a `prompt`."""
-UNPREPARED = (
-    "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"  # in place of SPEED-Bench's turns
-)
+# In place of SPEED-Bench's turns.
+UNPREPARED = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 
 
 def parse_question(values: Any, where: str) -> Question:
-    """The question in a line's JSON value, in any of the formats.
-
-    Args:
-        where: the line's place, for the error message.
-
-    Raises:
-        ValueError: the line has no known format.
-    """
+    """The question in a line's JSON value. Raises ValueError, which names its place `where`, for others."""
     general = f'{where}: a question is {{"turns": ["..."]}} or {{"prompt": "..."}}'
     if not isinstance(values, dict):
         raise ValueError(general)
     for form in FORMATS:
-        if form.holds(values):
+        if all(isinstance(values.get(key), str) for key in form.keys) and form.more(values):
             worked = (values[form.answer] + form.end,) if form.answer else ()
             name, category = _name(values, form.id, where), _category(values, form.category)
             return Question((form.turn(values),), name, category, worked, suite=form.suite)
@@ -149,14 +123,10 @@ def parse_question(values: Any, where: str) -> Question:
             "the test.parquet that it writes"
         )
     worked = _worked(values)
-    return Question(
-        turns=tuple(turns),
-        question_id=_name(values, "question_id", where),
-        category=_category(values),
-        worked=worked,
-        # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
-        suite="gsm8k" if len(turns) == len(worked) == 1 and FINAL.search(worked[0]) else None,
-    )
+    # GSM8K is often distributed in MT-bench's format; the answers' end identifies it.
+    suite = "gsm8k" if len(turns) == len(worked) == 1 and FINAL.search(worked[0]) else None
+    name, category = _name(values, "question_id", where), _category(values, "category")
+    return Question(tuple(turns), name, category, worked, suite=suite)
 
 
 def _name(values: Values, key: str, where: str) -> int | str | None:
@@ -167,7 +137,7 @@ def _name(values: Values, key: str, where: str) -> int | str | None:
     return given
 
 
-def _category(values: Values, key: str = "category") -> str | None:
+def _category(values: Values, key: str) -> str | None:
     given: Any = values.get(key)
     return str(given) if isinstance(given, str | int | float) else None
 
@@ -186,15 +156,7 @@ _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
 
 
 def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
-    """Yields (place in the file, JSON value) of every question in a file.
-
-    Args:
-        prompts: a path; a name that `locate_prompts` takes; or a hub id OWNER/NAME, with /FILE if the data set has
-            several suitable files.
-
-    Raises:
-        ValueError: the file cannot be read, or a line is not JSON.
-    """
+    """Yields (place in the file, JSON value) of every question. Raises ValueError for files that cannot be read."""
     path = locate(prompts)
     if path.suffix == ".parquet":
         yield from ((f"{prompts}, row {number}", row) for number, row in enumerate(_parquet(path, prompts), 1))
@@ -217,20 +179,20 @@ def _from_json(text: str, what: str) -> Any:
 
 
 def locate(prompts: str | Path) -> Path:
-    """The path of the file: the argument if it exists, otherwise the downloaded file of the hub."""
+    """The path of a local file, of one of the package by its name, or of one on the hub, downloaded by OWNER/NAME, with
+    /FILE if the data set has several suitable files.
+    """
     path = locate_prompts(prompts)
     named = _HUB.fullmatch(str(prompts))
     return path if path.exists() or named is None or path.parent.is_dir() else download(*named.groups())
 
 
 def download(name: str, file: str | None = None) -> Path:
-    """Downloads a file of a data set on the hub to huggingface-hub's cache; by default its only suitable file, or the
-    only one of the test split.
+    """Downloads a file of a data set; by default its only suitable file, or the only one of the test split.
 
-    Raises:
-        ValueError: no such data set or file, no network, or several suitable files, which the message lists.
+    Raises ValueError if there is no such data set or file, no network, or several suitable files, which it lists.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     unreachable = (
@@ -238,7 +200,7 @@ def download(name: str, file: str | None = None) -> Path:
         "the network and HF_HUB_OFFLINE"
     )
     try:
-        return Path(hf_hub_download(name, file or _choose(name, HfApi()), repo_type="dataset"))
+        return Path(hf_hub_download(name, file or _choose(name), repo_type="dataset"))
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
         raise ValueError(unreachable) from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
@@ -250,13 +212,13 @@ def download(name: str, file: str | None = None) -> Path:
         raise ValueError(unreachable) from error
 
 
-def _listed(name: str, hub: Any) -> list[str]:
+def _listed(name: str) -> list[str]:
     """The files of a data set; those in the cache if the hub cannot be reached and there are any."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return hub.list_repo_files(name, repo_type="dataset")
+        return HfApi().list_repo_files(name, repo_type="dataset")
     except HfHubHTTPError:
         raise
     except Exception:  # of many kinds, as in `download`
@@ -268,8 +230,8 @@ def _listed(name: str, hub: Any) -> list[str]:
         raise
 
 
-def _choose(name: str, hub: Any) -> str:
-    there = [file for file in _listed(name, hub) if file.endswith(SUFFIXES)]
+def _choose(name: str) -> str:
+    there = [file for file in _listed(name) if file.endswith(SUFFIXES)]
     found = [file for file in there if "test" in re.split(r"[^a-z]", file.lower())] or there
     if len(found) != 1:
         offers = f"name one of {', '.join(sorted(found))} as {name}/FILE" if found else "it has none"
@@ -301,8 +263,7 @@ def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:
-    """Reads the first `limit` questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published
-    format.
+    """Reads the first questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published format.
 
     A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored,
     system prompts with a warning.
@@ -310,8 +271,7 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     Args:
         path: a path, a hub id, or the name of a file of the package, such as `builtin` (held-out Python).
         limit: number of questions; None: all.
-        shots: number of worked examples before every question. They are the first questions with an answer, and do not
-            count in `limit`.
+        shots: number of worked examples before every question: the first questions with an answer, beside `limit`.
 
     Raises:
         ValueError: the file cannot be read, has no question, a line of another format, or too few examples.

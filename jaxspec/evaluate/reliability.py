@@ -12,16 +12,11 @@ import numpy as np
 from jaxspec.engine.generation import Round
 from jaxspec.engine.statistics import ratio
 
-BINS = 10
-"""Number of bins. They have equal width, and include the upper edge only (Guo et al., arXiv:1706.04599, section 2)."""
+BINS = 10  # of equal width, which include the upper edge only (Guo et al., arXiv:1706.04599, section 2)
 
 
 def tally(trees: Iterable[Mapping[str, Sequence]]) -> list[list[float]]:
-    """Counts the drafts of rounds, as `in_bins`.
-
-    Args:
-        trees: the trees of rounds, from `runlog.tree_to_json`.
-    """
+    """Counts the drafts of rounds, as `in_bins`. `trees` are from `runlog.tree_to_json`."""
     return add(in_bins(*judged(tree)) for tree in trees).tolist()
 
 
@@ -70,35 +65,30 @@ def expected_calibration_error(counts: np.ndarray) -> float | None:
     return ratio(float(np.abs(accepted - confidence).sum()), float(drafts.sum())) if drafts.any() else None
 
 
-GRID = np.geomspace(0.2, 5.0, 65)
-"""Temperatures that are tried."""
+GRID = np.geomspace(0.2, 5.0, 65)  # temperatures that are tried
 
 
 def temperatures(rounds: Iterable[Round], levels: int) -> tuple[list[float], list[tuple[float, float]]]:
-    """The divisor of a confidence head's log-odds at each level of a chain, and the calibration errors of each level.
+    """Fits the divisor of a confidence head's log-odds at each level, from `rounds` of chains without temperatures.
 
-    They are fitted level by level. Each minimises the expected calibration error of the product of the estimates up to
-    its level, which is the probability that all drafts so far are accepted.
-
-    Args:
-        rounds: those of chains, of a head without temperatures.
-
-    Returns:
-        `levels` temperatures, and for each level the error of the product before and after.
+    Each minimises the expected calibration error of the product of the estimates up to its level, which is the
+    probability that all drafts so far are accepted. Returns `levels` temperatures, and for each level that error before
+    and after.
     """
     rows = [row for each in rounds if (row := _chain(each, levels)) is not None]
     if not rows:
         raise ValueError("no round drafted all levels, so the confidence head cannot be calibrated; use more questions")
     odds, accepted = np.array([odds for odds, _ in rows]), np.array([count for _, count in rows])
     before, after, found, errors = np.ones(len(rows)), np.ones(len(rows)), list[float](), list[tuple[float, float]]()
+    error = lambda chance, accepted: expected_calibration_error(in_bins(chance, accepted)) or 0.0
     for level in range(levels):
         chance = 1 / (1 + np.exp(-odds[:, level, None] / GRID))
-        errors_of = [_error(after * column, accepted > level) for column in chance.T]
+        errors_of = [error(after * column, accepted > level) for column in chance.T]
         best = int(np.argmin(errors_of))
         before *= 1 / (1 + np.exp(-odds[:, level]))
         after *= chance[:, best]
         found.append(round(float(GRID[best]), 4))
-        errors.append((_error(before, accepted > level), errors_of[best]))
+        errors.append((error(before, accepted > level), errors_of[best]))
     return found, errors
 
 
@@ -109,8 +99,3 @@ def _chain(chain: Round, levels: int) -> tuple[np.ndarray, int] | None:
         return None
     chance = np.clip(np.exp(np.diff(chain.log_confidence.astype(float))), 1e-6, 1 - 1e-6)
     return np.log(chance) - np.log1p(-chance), accepted
-
-
-def _error(chance: np.ndarray, accepted: np.ndarray) -> float:
-    """The expected calibration error of at least one probability."""
-    return expected_calibration_error(in_bins(chance, accepted)) or 0.0

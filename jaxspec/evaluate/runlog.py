@@ -18,31 +18,20 @@ from jaxspec.host.processes import broadcast_from_first, is_first
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One answer of one method.
-
-    Attributes:
-        prompt, tokens: token ids of the prompt and of the answer.
-        rounds: [rounds][6] counts, see `round_records.to_rows`.
-        trees: of each round, see `tree_to_json`; None if a log was read without them.
-        prefill_seconds, decode_seconds: seconds of the whole batch in each repeat.
-        learnt: the arrays of the controller's state at the end of each repeat.
-        calibration: `reliability.tally` of the trees.
-        asked: the user's text.
-        pieces, words: texts of the answer's tokens, and of those in the trees by id; empty without a tokenizer.
-    """
+    """One answer of one method. `pieces` and `words` are empty without a tokenizer."""
 
     prompt: list[int]
     tokens: list[int]
     text: str
-    rounds: list[list[int]]
-    trees: list[dict[str, list]] | None
-    prefill_seconds: list[float]
-    decode_seconds: list[float]
-    learnt: list[list] = dataclasses.field(default_factory=list)
-    calibration: list[list[float]] = dataclasses.field(default_factory=list)
-    asked: str = ""
-    pieces: list[str] = dataclasses.field(default_factory=list)
-    words: dict[str, str] = dataclasses.field(default_factory=dict)
+    rounds: list[list[int]]  # [rounds][6] counts, see `round_records.to_rows`
+    trees: list[dict[str, list]] | None  # of each round, see `tree_to_json`; None if a log was read without them
+    prefill_seconds: list[float]  # of the whole batch in each repeat
+    decode_seconds: list[float]  # likewise
+    learnt: list[list] = dataclasses.field(default_factory=list)  # the controller's state at the end of each repeat
+    calibration: list[list[float]] = dataclasses.field(default_factory=list)  # `reliability.tally` of the trees
+    asked: str = ""  # the user's text
+    pieces: list[str] = dataclasses.field(default_factory=list)  # texts of the answer's tokens
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # texts of the trees' tokens, by id
 
     @property
     def history(self) -> RoundCounts:
@@ -51,21 +40,15 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """One method's answer to one question: a line of the log.
+    """One method's answer to one question: a line of the log, which has all answers of a batch, or none."""
 
-    Attributes:
-        question: its number in the file, from 0.
-        batch: the number of its batch. The log has all answers of a batch, or none.
-        quality: scores of the answer, see `quality.score`; empty if its suite has none.
-    """
-
-    question: int
+    question: int  # its number in the file, from 0
     question_id: int | str | None
     category: str | None
     method: str
-    batch: int
+    batch: int  # the number of its batch
     turns: list[Turn]
-    quality: dict[str, float] = dataclasses.field(default_factory=dict)
+    quality: dict[str, float] = dataclasses.field(default_factory=dict)  # see `quality.score`
 
 
 def answers_by_method(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
@@ -77,15 +60,9 @@ def answers_by_method(answers: Iterable[Answer]) -> dict[str, list[Answer]]:
 
 
 class RunLog:
-    """Answers and final measurements of one run, in every process, and in a log file of the first.
+    """Answers and final measurements of one run, in every process and, with a `path`, in a log file of the first.
 
-    Args:
-        path: the log; None: no file.
-        settings: the settings that the numbers depend on.
-        sizes: number of answers in each batch.
-
-    Raises:
-        ValueError: the file belongs to a run with other settings, or is not a log.
+    `sizes`: answers in each batch. Raises ValueError if the file is not the log of a run with these settings.
     """
 
     def __init__(self, path: Path | None, settings: dict[str, Any], sizes: Sequence[int]):

@@ -119,12 +119,9 @@ def run(plan: Workload, engines: Mapping[str, Engine], log: RunLog, title: str) 
 def run_batch(
     plan: Workload, engines: Mapping[str, Engine], batch: int, numbers: Sequence[int], before: Sequence[Answer]
 ) -> list[Answer]:
-    """All turns of a batch of questions, by all methods.
+    """All turns of a batch of questions, by all methods. The prompts of later turns have the reference's answers.
 
-    Every method gets the same prompts: later turns contain the reference's answers.
-
-    Args:
-        before: answers of earlier batches. With `keep_state`, each controller resumes from the last turn of its row.
+    `before` are answers of earlier batches. With `keep_state`, each controller resumes from the last turn of its row.
     """
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
@@ -138,30 +135,18 @@ def run_batch(
             for number, answer in zip(open_, found, strict=True):
                 answer = dataclasses.replace(answer, asked=plan.questions[number].turns[turn])
                 turns[number, name].append(with_token_texts(engine.model.tokenizer, answer))
-    return [
-        Answer(
-            question=number,
-            question_id=question.question_id,
-            category=question.category,
-            method=name,
-            batch=batch,
-            turns=turns[number, name],
-            quality=quality.score(question.suite, turns[number, name][0].text, question.worked),
-        )
-        for number in numbers
-        for question in [plan.questions[number]]
-        for name in engines
-    ]
+    answers = []
+    for (number, name), found in turns.items():
+        question = plan.questions[number]
+        score = quality.score(question.suite, found[0].text, question.worked)
+        answers.append(Answer(number, question.question_id, question.category, name, batch, found, score))
+    return answers
 
 
 def measure(
     engines: Mapping[str, Engine], requests: list[Request], repeats: int, learnt: Mapping[str, Sequence[Learnt]]
 ) -> dict[str, list[Turn]]:
-    """Runs one batch by all methods, which alternate in each repeat.
-
-    Args:
-        learnt: by method, the controller state that each row starts from.
-    """
+    """Runs one batch by all methods, which alternate in each repeat. Its rows start from the states in `learnt`."""
     compilation.make_room(0.5)  # every method may compile programs
     named = {
         key: (name, job)

@@ -2,6 +2,7 @@
 verdict are replaced: they follow from given acceptance rates by position, such as EAGLE's n-α (its Table 2).
 """
 
+import contextlib
 import dataclasses
 import functools
 from pathlib import Path
@@ -109,15 +110,11 @@ def siblings_before(tree: DraftTree) -> Int[Array, "B N"]:
 
 def parse(text: str) -> tuple[float, ...]:
     """Reads `acceptance=0.75,0.69`: the acceptance by position from 0. Raises ValueError for other texts."""
-    name, equals, numbers = text.partition("=")
-    try:
-        if name != "acceptance" or not equals:
-            raise ValueError
-        return Replayed(tuple(map(float, numbers.split(",")))).acceptance
-    except ValueError:
-        raise ValueError(
-            f"--simulate must be acceptance=P0,P1,..., such as acceptance=0.75,0.69, not {text!r}"
-        ) from None
+    name, _, numbers = text.partition("=")
+    with contextlib.suppress(ValueError):
+        if name == "acceptance":
+            return Replayed(tuple(map(float, numbers.split(",")))).acceptance
+    raise ValueError(f"--simulate must be acceptance=P0,P1,..., such as acceptance=0.75,0.69, not {text!r}")
 
 
 def engine(
@@ -125,15 +122,12 @@ def engine(
 ) -> Engine:
     """An engine with a head of random weights, whose verdicts are drawn from `acceptance`.
 
-    Costs that the method needs and does not set are measured now, and are not kept.
+    Costs that the method needs and does not set are measured now, for `batch_size` sequences, and are not kept. Raises
+    ValueError if the drafts depend on the text, or the controller on probabilities of trained weights.
 
     Args:
         model: a checkpoint from `random_checkpoint`.
         draft: the head of another method with the same drafter.
-        batch_size: sequences decoded together, for which costs are measured.
-
-    Raises:
-        ValueError: the drafts depend on the text, or the controller on probabilities of trained weights.
     """
     if isinstance(method.drafter, Plain):
         return Engine(model, method)
@@ -167,14 +161,11 @@ def simulated(method: Method, acceptance: tuple[float, ...]) -> Method:
 
 
 def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None = None) -> Checkpoint:
-    """A target of random weights that never ends a text.
+    """A target of random weights that never ends a text. Raises CheckpointError if it does not fit into memory.
 
     Args:
         target: the folder of the shape, or a file in it. Its tokenizer is used; weights are not read.
         dtype: as in `load`.
-
-    Raises:
-        CheckpointError: a model of that shape does not fit into memory.
     """
     config, chosen = dataclasses.replace(shape, eos=()), compute_dtype(dtype)
     memory.check_fits(config.model, chosen)
@@ -189,12 +180,9 @@ def random_checkpoint(target: Path, shape: CheckpointConfig, dtype: str | None =
 
 
 def random_head(drafter: Drafter, target: LlamaConfig, dtype: Any) -> Any:
-    """Random weights for a drafter's head, in the shape of its paper for this target.
+    """Random weights for a drafter's head, in the shape of its paper for this target. Raises ValueError without a head.
 
     `layer-skip` leaves out every second layer: a draft takes half the time of the target (Draft & Verify, Figure 2).
-
-    Raises:
-        ValueError: the drafter has no head.
     """
     if not drafter.has_head:
         offers = ", ".join(name for name, kind in DRAFTERS.items() if kind.has_head)

@@ -22,8 +22,10 @@ def run(settings: Sweep) -> None:
         raise ValueError(f"--out must name a .json file, not {settings.out}: the figure goes to the .svg beside it")
     if settings.out is not None:
         check_ours(settings.out.with_suffix(".svg"), settings.out)
-    setting, values = read_over(settings.over)
-    variants = vary(parse_method(settings.method), setting, values)
+    setting, equals, values = settings.over.partition("=")
+    if not setting or not equals:
+        raise ValueError(f"--over must be SETTING=VALUE,VALUE,..., such as length=1,2,3,4, not {settings.over!r}")
+    variants = vary(parse_method(settings.method), setting, values.split(","))
     shared = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Comparison)}
     methods = (*(str(variant.method) for variant in variants), *settings.against)
     found = bench.run_methods(Bench(**shared, methods=methods, json=settings.out))
@@ -42,14 +44,6 @@ def write(out: Path, found: dict[str, Any]) -> None:
     else:
         write_whole(out.with_suffix(".svg"), figure)
     write_whole(out, bench.to_json(found))
-
-
-def read_over(text: str) -> tuple[str, list[str]]:
-    """Reads `length=1,2,3`: the setting and its values, as text."""
-    setting, equals, values = text.partition("=")
-    if not setting or not equals:
-        raise ValueError(f"--over must be SETTING=VALUE,VALUE,..., such as length=1,2,3,4, not {text!r}")
-    return setting, values.split(",")
 
 
 def summarise(

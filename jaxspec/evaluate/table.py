@@ -43,12 +43,7 @@ NOTES = (
 
 
 def show(methods: Methods, target_seconds: Mapping[str, float] | None, console: Console) -> None:
-    """Prints a row for each method, and the parts of its time. The table fits 80 columns.
-
-    Args:
-        methods: `methods` of bench's JSON.
-        target_seconds: seconds of one forward of the target, by the number of tokens; None if it was not timed.
-    """
+    """Prints a row for each method in bench's JSON, and the parts of its time. The table fits 80 columns."""
     differ = {name: values["divergences"] for name, values in methods.items()}
     counts = {name: "–" if found is None else str(len(found)) for name, found in differ.items()}
     rows = [[name, *numbers(values, COLUMNS), counts[name]] for name, values in methods.items()]
@@ -87,11 +82,7 @@ def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -
 
 
 def show_weights(found: Mapping[str, Any], console: Console) -> None:
-    """Prints the size of the target's weights and, on an accelerator, the bandwidth at which each method read them.
-
-    Args:
-        found: the values of bench's JSON.
-    """
+    """Prints the size of the target's weights and, on an accelerator, the bandwidth at which each method read them."""
     weights, quantized = found["weights"], found["settings"]["quantize"]
     kinds = f"{found['dtype']}, {quantized} kernels" if quantized else found["dtype"]
     total, read = (filesize.decimal(weights[name]) for name in ("bytes", "read_bytes"))

@@ -73,7 +73,7 @@ class RatioOfSums:
 
 
 def in_words(interval: Interval | None, p_value: float | None, less: str, more: str) -> str:
-    """A ratio's interval and test in a few words: `3–8 % slower`.
+    """A ratio's interval and test in a few words: `3–8 % slower`, `3.1–3.3 % slower` or `3 % slower`.
 
     A difference needs p < 0.05 and an interval without 1.
     """
@@ -83,7 +83,9 @@ def in_words(interval: Interval | None, p_value: float | None, less: str, more: 
     if p_value >= 1 - CONFIDENCE or low <= 1 <= high:
         return "the same" if abs(low - 1) + abs(high - 1) < 1e-9 else "unclear"
     ends = sorted(abs(100 * (end - 1)) for end in interval)
-    return f"{_span(*ends)} % {less if high < 1 else more}"
+    whole, tenths = ([format(end, form) for end in ends] for form in (".0f", ".1f"))
+    span = next(("–".join(each) for each in (whole, tenths) if each[0] != each[1]), whole[0])
+    return f"{span} % {less if high < 1 else more}"
 
 
 def brackets(interval: Interval | None) -> str:
@@ -96,12 +98,6 @@ def p_in_words(p_value: float | None) -> str:
     if p_value is None:
         return "–"
     return "<.001" if p_value < 0.001 else format(p_value, ".3f").removeprefix("0")
-
-
-def _span(low: float, high: float) -> str:
-    """A range as text: `3–8`, `3.1–3.3`, or `3`."""
-    spans = ([format(end, form) for end in (low, high)] for form in (".0f", ".1f"))
-    return next(("–".join(ends) for ends in spans if ends[0] != ends[1]), format(low, ".0f"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,11 +117,7 @@ class PerQuestion:
         return RatioOfSums(self.tokens[:, None], self.rounds[:, None])
 
     def speed(self, batch: Int[np.ndarray, " questions"] | None = None) -> RatioOfSums:
-        """Tokens per second. Questions of one batch share its time, so the bootstrap resamples them as one.
-
-        Args:
-            batch: the number of each question's batch; None: those of this run.
-        """
+        """Tokens per second. Questions of one `batch` (None: this run's) share its time and are resampled as one."""
         _, at = np.unique(self.batch if batch is None else batch, return_inverse=True)
         return RatioOfSums(*(np.bincount(at, values)[:, None] for values in (self.tokens, self.seconds)))
 
