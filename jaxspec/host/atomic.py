@@ -21,12 +21,23 @@ UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket un
 
 def check_folder(path: Path) -> None:
     """Raises ValueError if a file cannot be written there: before the work is done, not after."""
-    if buckets.in_bucket(path):
-        return
+    if not buckets.in_bucket(path):
+        _check_place(path)
+        _check_writable(path.resolve().parent)  # a link stays, and the file that it names is replaced
+
+
+def _check_place(path: Path) -> None:
+    """Raises ValueError if there is no folder for a file, or something else has its name."""
     if not path.absolute().parent.is_dir():
         raise ValueError(f"there is no folder {path.absolute().parent} to write {path.name} into")
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is a folder, device or pipe, which cannot be written as a whole; name a file")
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises ValueError if this user may make no files in a folder, or it is on a read-only disk."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(f"{folder} cannot be written to; name another output, or ask its owner for permission")
 
 
 def check_apart(out: Path, *given: Path) -> None:
@@ -45,11 +56,14 @@ def check_ours(out: Path, other: Path) -> None:
 
 
 def check_new(out: Path) -> None:
-    """Raises ValueError if an output exists already, or the folder that is to hold it does not."""
+    """Raises ValueError if an output exists already, or the folder that is to hold it does not or is read-only."""
     if out.is_symlink() or is_whole(out):
         raise ValueError(f"{out} exists already; name another output or remove it first")
-    if not buckets.in_bucket(out) and not (parent := out.absolute().parent).is_dir():
+    if buckets.in_bucket(out):
+        return
+    if not (parent := out.absolute().parent).is_dir():
         raise ValueError(f"{parent}, the folder that is to hold the output, does not exist; make it first")
+    _check_writable(parent)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -61,7 +75,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         return
     if path.is_symlink():
         path = path.resolve()  # the link stays
-    check_folder(path)
+    _check_place(path)
     _remove_left_overs(path)
     temporary = _temporary(path)
     with unfinished.listed(temporary):

@@ -5,11 +5,21 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from jaxspec.host.atomic import DiskFullError, check_apart, check_folder, check_ours, scratch, staged, write_whole
+from jaxspec.host.atomic import (
+    DiskFullError,
+    check_apart,
+    check_folder,
+    check_new,
+    check_ours,
+    scratch,
+    staged,
+    write_whole,
+)
 from jaxspec.host.buckets import described
 from jaxspec.host.json_lines import append_lines
 
@@ -78,6 +88,20 @@ def test_what_cannot_be_made_is_refused_before_the_work(tmp_path: Path):
     with pytest.raises(DiskFullError, match="make room first"), staged(tmp_path / "out", 2**60):
         pytest.fail("it began all the same")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("check", [check_folder, check_new])
+def test_a_folder_without_permission_is_refused_before_the_work(
+    check: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    check(tmp_path / "out.json")
+    (there := tmp_path / "there").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != there)
+    (tmp_path / "link.json").symlink_to(there / "out.json")
+    for name in ("there/out.json", "link.json") if check is check_folder else ("there/out",):
+        with pytest.raises(ValueError, match=f"^{there} cannot be written to; name another output"):
+            check(tmp_path / name)
+    assert list(there.iterdir()) == []
 
 
 def test_an_output_that_another_process_made_meanwhile_stays(tmp_path: Path):
