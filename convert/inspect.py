@@ -17,8 +17,10 @@ from jaxspec.convert.folders import format_of
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.convert.tokenizer import has_tokenizer
-from jaxspec.drafters import LayerSkip, draft_vocabulary
+from jaxspec.decoding.drafter import HeadShape
+from jaxspec.drafters import DRAFTERS, LayerSkip, draft_vocabulary
 from jaxspec.drafters.dflash import Dflash, DflashOptions
+from jaxspec.engine.head_weights import abstract_head
 from jaxspec.host.terminal import progress, say
 from jaxspec.model.config import LlamaConfig
 
@@ -69,6 +71,8 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config = heads.read_config(path)
     trained = config.settings.get("trained", False) or config.settings.get("draft_vocabulary") is not None
     shapes = parameters.read_shapes(path / "params") if trained or config.drafter != LayerSkip.name else {}
+    if config.drafter in DRAFTERS:
+        abstract_head(path, DRAFTERS[config.drafter](), HeadShape(config.model, config.settings))
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
     if config.drafter == Dflash.name:
         yield "kind", DflashOptions.from_settings(config.settings).kind

@@ -114,6 +114,8 @@ def abstract_head(path: Path, drafter: Drafter, shape: HeadShape, dtype: jnp.dty
         return nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0), dtype))
     except (KeyError, TypeError) as error:
         raise _without_settings(path, drafter, error) from error
+    except ValueError as error:
+        raise CheckpointError(f"{path / 'config.json'}: {error}") from error
 
 
 def _without_settings(path: Path, drafter: Drafter, error: Exception) -> CheckpointError:

@@ -1,5 +1,7 @@
 """What heads of every kind share: `inspect`, the target that they need, and what is refused beside it."""
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxspec.checkpoint.builtin import locate
 from jaxspec.convert import llama
 from tests import hf_models
 from tests.convert.commands import (
@@ -206,6 +209,20 @@ def test_wider_dtype_comes_back_bitwise(kind: str, folder: Path):
         back = {name.replace("layers.0.", "midlayer."): array for name, array in back.items()}
     assert back.keys() == found.keys()
     assert all(back[name].tobytes() == found[name].tobytes() for name in found)
+
+
+@pytest.mark.parametrize("head", ["dflash", "eagle", "eagle3", "early-exit", "edd", "layer-skip", "medusa"])
+def test_inspect_of_a_head_without_its_settings(head: str, tmp_path: Path):
+    folder = shutil.copytree(locate("builtin") / "heads" / head, tmp_path / "head")
+    config = json.loads((folder / "config.json").read_text())
+    for name in config["settings"]:
+        for settings in (
+            {key: value for key, value in config["settings"].items() if key != name},
+            *({**config["settings"], name: value} for value in (None, "x", [None], {}, -1)),
+        ):
+            (folder / "config.json").write_text(json.dumps({**config, "settings": settings}))
+            result = run("inspect", folder)
+            assert result.code == 0 or (result.code, str(folder) in result.last) == (2, True), (settings, result.err)
 
 
 def test_heads_that_come_along_are_named_by_builtin(tmp_path: Path):
