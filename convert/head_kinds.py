@@ -131,9 +131,9 @@ LISTED, OUTPUTS, INPUTS = "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
 NORMS = _words("norm_before_residual norm_before_fc fc_norm norm_output")
 _LAYER = _words(  # read or refused by `hf_config`
     """architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
-    num_key_value_heads head_dim hidden_act rms_norm_eps max_position_embeddings rope_theta rope_scaling rope_parameters
-    partial_rotary_factor attention_bias mlp_bias tie_word_embeddings sliding_window use_sliding_window layer_types
-    quantization_config"""
+    num_key_value_heads head_dim hidden_act rms_norm_eps max_position_embeddings max_sequence_length rope_theta
+    rope_scaling rope_parameters partial_rotary_factor attention_bias mlp_bias tie_word_embeddings sliding_window
+    use_sliding_window layer_types quantization_config"""
 )
 _NO_EFFECT = _words(  # transformers' own, the training's, and mixtures of experts, which the tensors would show
     """_attn_implementation _attn_implementation_autoset _name_or_path attention_backend attention_dropout

@@ -1,5 +1,6 @@
 """Hugging Face's config.json to LlamaConfig and back. A setting that jaxspec would compute wrongly is an error."""
 
+import dataclasses
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +21,9 @@ _ROPE_NUMBERS = {
 _ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}.union(
     *_ROPE_NUMBERS.values()
 )
+# Vicuna's 16k models have their length under this key, and the one before linear scaling in max_position_embeddings,
+# which FastChat multiplies by the factor.
+_LONGEST = "max_sequence_length"
 Described = TypeVar("Described", LlamaConfig, Rope)
 ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in ("llama", "mistral", "mixtral", "qwen2", "qwen3")}
 # Required whole numbers, by their names in LlamaConfig.
@@ -79,9 +83,9 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     _refuse(config, kind)
     sizes = {ours: integer(config, key) for ours, key in _SIZES.items()}
     rope = _rope(config, sizes["max_length"])
-    if rope.scaling == "linear":  # the max_position_embeddings of Vicuna's 16k models is the length before scaling
-        longest = integer(config, "max_sequence_length", otherwise=1)
-        sizes["max_length"] = max(sizes["max_length"], longest)
+    if rope.scaling == "linear" and (longest := integer(config, _LONGEST, otherwise=1)) > sizes["max_length"]:
+        rope = dataclasses.replace(rope, original_length=sizes["max_length"])
+        sizes["max_length"] = longest
     experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
     biased = kind in ("llama", "qwen3") and bool(boolean(config, "attention_bias"))
     return described(
@@ -162,7 +166,8 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
     # Rope settings have the form of transformers before version 5, which every version reads.
     c, eos, rope = config.model, list(config.eos), config.model.rope
     numbers = {key: getattr(rope, key) for key in _ROPE_NUMBERS.get(rope.scaling, ())}
-    length = {"original_max_position_embeddings": rope.original_length} if rope.original_length else {}
+    with_length = rope.original_length and rope.scaling != "linear"
+    length = {"original_max_position_embeddings": rope.original_length} if with_length else {}
     values = {
         "architectures": [ARCHITECTURES[config.family]],
         "model_type": config.family,
@@ -180,6 +185,8 @@ def from_checkpoint(config: CheckpointConfig) -> dict[str, Any]:
         # Outside the vocabulary, where generation_config.json may have it, transformers would not load the model.
         "pad_token_id": None if config.pad is None or config.pad >= c.vocab_size else config.pad,
     }
+    if c.rope.scaling == "linear" and c.rope.original_length:
+        values |= {"max_position_embeddings": c.rope.original_length, _LONGEST: c.max_length}
     if config.family == "llama":
         values |= {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
     elif config.family == "qwen3":

@@ -20,7 +20,8 @@ class Rope:
         scaling: `linear` divides every frequency by `factor`; `llama3` divides the low frequencies and blends between
             `low_freq_factor` and `high_freq_factor`; `dynamic` changes nothing up to `original_length`. Longer texts
             are rejected, because the angles would depend on the longest row of a batch.
-        original_length: positions of the model's first training; used by `dynamic` and `llama3`.
+        original_length: positions of the model's first training; used by `dynamic` and `llama3`. With `linear` it is
+            only kept for export; 0: not known.
     """
 
     theta: float = 10000.0

@@ -14,7 +14,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoint.config_json import CheckpointError
+from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import hf_config
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
@@ -132,6 +132,10 @@ def test_the_length_of_vicunas_16k_models(kind: str, length: int, originals: Pat
     values = {"max_sequence_length": 1024, "rope_scaling": {"type": kind, "factor": 4.0}}
     found = hf_config.to_llama({**config, "rope_parameters": None, **values})
     assert found.usable_length == length and found.rope.factor == (1 if kind == "default" else 4)
+    back = hf_config.from_checkpoint(CheckpointConfig("llama", found, "float32", "float32", "huggingface"))
+    assert back["max_position_embeddings"] == 256, "FastChat multiplies it by the factor"
+    assert hf_config.to_llama(back) == found
+    transformers.AutoConfig.for_model(**back)
 
 
 @pytest.mark.parametrize(
