@@ -22,9 +22,11 @@ def fetch(name: str, target: Path | None = None) -> Path:
     """
     model = cache_folder() / "hub" / name.replace("/", "--")
     # A head is converted for one target, which decides what of it is kept.
-    head = None if target is None else model.with_name(f"{model.name}.{weights_sha256(target)[:12]}")
-    for place in filter(None, (model, head)):
-        if (place / "config.json").is_file():
+    digest = None if target is None else weights_sha256(target)
+    head = None if digest is None else model.with_name(f"{model.name}.{digest[:12]}")
+    for place in filter(None, (head, model)):
+        # A target's own folder on the hub may hold Medusa heads, too.
+        if (place / "config.json").is_file() and weights_sha256(place) != digest:
             return place
     if jax.process_count() > 1:
         command = f"llama {name}" if target is None else f"head {name} --target {target}"
@@ -35,6 +37,8 @@ def fetch(name: str, target: Path | None = None) -> Path:
     source = folders.locate(name, None, folders.WEIGHTS if target is None else folders.HEAD_WEIGHTS)
     is_model = head is None or head_kinds.kind_of(source) == "model"
     place = model if head is None or is_model else head
+    if (place / "config.json").is_file():  # a model that drafts for itself
+        return place
     say(f"{name} is converted once, from {source} to {place}")
     place.parent.mkdir(parents=True, exist_ok=True)
     if target is None or is_model:

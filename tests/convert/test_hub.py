@@ -1,5 +1,6 @@
 """Hub ids wherever a checkpoint or head is: converted once, for the target that a head is used with."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.planning import shapes
 from tests import hf_models
 from tests.convert import gguf_files, published_heads, record_gguf_ids
-from tests.convert.commands import run
+from tests.convert.commands import run, tensors
 from tests.convert.test_meta import LLAMA2, write_meta
 from tests.hub import running
 from tests.tokenizers import of_bytes
@@ -54,6 +55,21 @@ def test_a_draft_model_is_a_whole_model(hub: list[str], target: Path, tmp_path: 
     place = heads.find_head(target / "ckpt", "org/model")
     assert place == tmp_path / "cache" / "hub" / "org--model"
     assert config_json.read_config(place).family == "llama"
+
+
+def test_a_model_with_its_medusa_heads(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One folder of the hub is the target and the head. A model may draft for itself, too."""
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
+    found = published_heads.medusa()
+    merged = {f"medusa_head.{name}": array for name, array in found.items()} | tensors(target / "hf")
+    config = json.loads((target / "hf" / "config.json").read_text()) | published_heads.MEDUSA
+    both = published_heads.write(tmp_path / "both", merged, config)
+    with running({"org/both": both, "org/model": target / "hf"}, tmp_path / "hub"):
+        assert jaxspec.Engine("org/model", "draft-model@org/model").models.draft is not None
+        drafted = jaxspec.Engine("org/both", "medusa@org/both")
+    again = jaxspec.Engine("org/both", "medusa@org/both")
+    for engine in (drafted, again):
+        assert len(engine.models.draft.heads) == published_heads.MEDUSA_HEADS
 
 
 def test_inspect_and_plan_convert_nothing(hub: list[str], tmp_path: Path):
