@@ -48,7 +48,8 @@ def encode(
     """Token ids of every prompt, each at least one token long; `chat`: text is formatted as messages are.
 
     Raises ValueError if there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary,
-    the checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat_format` does not apply.
+    the checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat` or `chat_format` does not
+    apply.
     """
     if not (found := listed(prompts)):
         raise ValueError("there are no prompts")
@@ -87,6 +88,11 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
             f"prompt {index} must be text (str), a list of token ids or chat messages, not {type(prompt).__name__}"
         )
     conversation = is_conversation(prompt, chat)
+    if chat and not conversation:
+        raise ValueError(
+            f"prompt {index} is a list of token ids, which the chat template cannot format: leave out chat, or give "
+            "text or messages"
+        )
     if chat_format and not conversation:
         raise ValueError(
             f"prompt {index} is not a conversation, so a system prompt and arguments of the chat template do not apply "
@@ -147,7 +153,7 @@ class GenerateSettings(TypedDict, total=False):
     seeds: Sequence[int] | np.ndarray | None
     """One per prompt. A prompt with seed s uses fold_in(key(s), 0), whatever its index."""
     chat: bool
-    """Format each prompt with the tokenizer's chat template."""
+    """Format each prompt, which must be text or messages, with the tokenizer's chat template."""
     chat_args: Mapping[str, Any] | None
     """Arguments of the chat template by name, such as {"enable_thinking": False}."""
     system: str | None

@@ -197,6 +197,14 @@ class TestPrompts:
         with pytest.raises(ValueError, match=says):
             requests_of(strict, prompts)
 
+    @pytest.mark.parametrize("prompts", [[5, 6, 7], ["a", [5, 6]], [[]], np.array([5, 6])])
+    def test_token_ids_are_no_chat(self, engine: Engine, prompts: Any) -> None:
+        for call in (engine.generate, engine.generate_iter, engine.requests):
+            with pytest.raises(ValueError, match=r"prompt \d is a list of token ids, which the chat template cannot"):
+                call(prompts, chat=True)
+        with pytest.raises(ValueError, match="prompt 0 is a list of token ids"):
+            engine.stream([5, 6], chat=True)
+
     def test_empty_and_only_bos_are_the_same(self, model: Checkpoint, engine: Engine) -> None:
         bos: Any = model.config.bos
         found = engine.generate(["", [], [bos]], max_new_tokens=5)
