@@ -68,7 +68,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
 
     Several processes measure together. `weights` are the drafter's; `batch_size` is rounded up to a power of two.
     """
-    key = costs_key(model, method, batch_size)
+    key = costs_key(model, method.fitted(weights), batch_size)
 
     def stored() -> dict[str, Any]:
         try:
@@ -88,7 +88,7 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
 
 
 def costs_key(model: Checkpoint, method: Method, batch_size: int) -> CostKey:
-    """The key of a table of costs: everything that the times of a method's drafter depend on."""
+    """The key of a table of costs: everything that the times of a fitted method's drafter depend on."""
     head = "" if method.head is None else digest(find_head(model.path, method.head))
     how, batch = how_run(model), power_of_two(batch_size)
     return CostKey(digest(model.path), head, repr(method.drafter), batch, how["dtype"], how["device"])
@@ -215,7 +215,7 @@ def read_costs(key: CostKey) -> CostTable:
 
 
 def read_speeds(key: CostKey) -> dict[str, float]:
-    """Tokens per second by method, with all its settings; raises as `read_costs`."""
+    """Tokens per second by method, as in `Engine.named`; raises as `read_costs`."""
 
     def speeds_of(values: Mapping[str, Any]) -> dict[str, float]:
         speeds = {str(method): float(speed) for method, speed in values[SPEEDS].items()}

@@ -44,7 +44,7 @@ class Engine:
         draft: the drafter's weights. None: load the head that the method names.
         control: the controller's weights. None: load them from that head, if the controller has any.
         costs: costs of drafting and verification on this device, for methods that need them and do not set them.
-            `Engine.calibrated` measures them.
+            `Engine.calibrated` measures them, and so does this for a default method.
 
     A program is compiled when its shape is first used, and kept in memory and in the user's cache folder. `warmup`
     compiles early.
@@ -70,12 +70,14 @@ class Engine:
         typed = _parsed(method)  # fails before anything is loaded
         self.model = _loaded(model, dtype=dtype, mesh=mesh, quantize=quantize)
         named = typed or default_of(self.model).method
-        if named.needs_costs and costs is None:
+        if typed is not None and named.needs_costs and costs is None:
             raise ValueError(
                 f"{named} needs the costs of drafting and verification on this device: use "
                 "Engine.calibrated(...), which measures it, give costs=, or write the costs into the method"
             )
         weights = load_head(self.model, named) if draft is None else draft
+        if named.needs_costs and costs is None:
+            costs = costs_of(self.model, named, weights, 1)
         self.named = named.fitted(weights)  # without the measured costs, which no other machine has
         self.method = self.named.with_costs(costs) if costs is not None else self.named
         learned = load_control(self.model, self.method, weights) if control is None else control

@@ -23,7 +23,7 @@ from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.evaluate.table import print_table
 from jaxspec.host.arguments import integer, option_name
-from jaxspec.host.atomic import write_whole
+from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Answers, Calibrate
 
@@ -47,13 +47,15 @@ def run(settings: Calibrate) -> None:
         Console().print(f"Default from now on: {ranked[0]}", soft_wrap=True)
         return
     method = method_of(model.path, settings.head)
-    key = costs_key(model, method, settings.batch_size)
     weights = load_head(model, method)
+    key = costs_key(model, method.fitted(weights), settings.batch_size)
     estimates = method.drafter.estimates(weights)
     names = ("prompts", "limit", "max_new_tokens")
     given = [option_name(name) for name in names if getattr(settings, name) != getattr(Calibrate, name)]
     if given and not estimates:
         raise ValueError(f"{settings.head} has no confidence output, so no question is asked: omit {given[0]}")
+    if estimates:
+        check_folder(_calibration_file(model, method))
     table = measure(model, method, weights, settings.batch_size)
     store(key, dataclasses.asdict(table))
     show(table, Console())
@@ -72,7 +74,7 @@ def calibrate_confidence(settings: Calibrate, model: Checkpoint, method: Method,
     texts = engine.decode(requests, settings.batch_size, record=True)
     rounds = [each for _, text in texts for each in text.rounds or ()]
     found, errors = reliability.temperatures(rounds, drafter.levels_at_once or 0)
-    file = find_head(model.path, method.head or drafter.name) / CALIBRATION
+    file = _calibration_file(model, method)
     write_whole(file, json.dumps({"temperatures": found}) + "\n")
     rows = [
         (str(level), f"{value:.2f}", f"{before:.3f}", f"{after:.3f}")
@@ -80,6 +82,10 @@ def calibrate_confidence(settings: Calibrate, model: Checkpoint, method: Method,
     ]
     print_table(Console(), "draft", ("temperature", "error before", "after"), rows)
     Console().print(f"The confidence head's temperatures are in {file}", soft_wrap=True)
+
+
+def _calibration_file(model: Checkpoint, method: Method) -> Path:
+    return find_head(model.path, method.head or method.drafter.name) / CALIBRATION
 
 
 def _asked(settings: Calibrate, path: Path) -> Answers:
@@ -93,7 +99,8 @@ def _asked(settings: Calibrate, path: Path) -> Answers:
 
 
 def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
-    """Tokens a second of each method, named with all its settings: the median over a few passes, greedy."""
+    """Tokens a second of each method, named with all its settings but the costs measured on this device: the median
+    over a few passes, greedy."""
     size = settings.batch_size
     engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
     plan = Workload.of(_asked(settings, model.path), REPEATS)
@@ -101,7 +108,7 @@ def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
     log = RunLog(None, {}, ())
     runner.run(plan, engines, log, f"{len(engines)} methods: batch")
     answers = answers_by_method(log.answers)
-    return {str(engines[name].method): statistics.median(results.speeds(found)) for name, found in answers.items()}
+    return {str(engines[name].named): statistics.median(results.speeds(found)) for name, found in answers.items()}
 
 
 def method_of(path: Path, head: str) -> Method:

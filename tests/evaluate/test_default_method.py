@@ -15,16 +15,18 @@ from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
 from jaxspec.costs import calibration
 from jaxspec.costs.calibration import how_run
+from jaxspec.decoding.cost_table import CostTable
 from jaxspec.drafters import Medusa
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine
-from jaxspec.evaluate import calibrate
+from jaxspec.evaluate import calibrate, results
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.methods.method import parse_method
 from jaxspec.options.by_command import Calibrate, Methods
 from tests.evaluate import tiny
 
 FAST = str(parse_method("ngram+chain,length=2"))
+TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,20 @@ def test_all_methods_are_timed_kept_and_printed(model, tmp_path, monkeypatch, ca
     assert out.splitlines()[-1] == f"Default from now on: {fastest}"
     assert FAST in "".join(line.partition(" ")[0] for line in out.splitlines())  # folded, but whole
     assert str(default_of(model).method) == fastest
+
+
+def test_measured_costs_are_not_part_of_the_default(model, tmp_path, monkeypatch):
+    """Another machine measures others, and may go on with a run: `Engine.named` is in its identity."""
+    monkeypatch.setattr(calibrate, "all_methods", lambda path: ("plain", "ngram+pruned"))
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(calibration, "measure", lambda *given: TABLE)
+    monkeypatch.setattr(results, "speeds", lambda found: [2.0 if found[0].method == "ngram+pruned" else 1.0])
+    questions = tiny.prompts(tmp_path / "questions.jsonl", [{"prompt": "abab"}])
+    calibrate.run(Calibrate(target=model.path, all=True, prompts=questions, max_new_tokens=4))
+    typed = Engine.calibrated(model, "ngram+pruned")
+    assert "cost=measured" in str(typed.named) and "cost=0.2," in str(typed.method)
+    for engine in (Engine(model), Engine.calibrated(model)):
+        assert (engine.named, engine.method) == (typed.named, typed.method)
 
 
 def test_the_fastest_is_taken_and_said(model, capsys):
