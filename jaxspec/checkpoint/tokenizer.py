@@ -4,10 +4,11 @@
 the files beside it, as transformers 5 reads them in the original folder.
 """
 
+import contextlib
 import json
 import reprlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,24 @@ _TEKKEN_SPLIT = (
 )
 
 
+class _Lock:
+    """A lock that can be pickled and deep-copied: the result is a new one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return _Lock, ()
+
+
 class Tokenizer:
-    """The tokenizer of a checkpoint; `load_tokenizer` makes it.
+    """The tokenizer of a checkpoint; `load_tokenizer` makes it. It can be copied and pickled.
 
     Attributes:
         special_tokens_map: token by name: `bos_token`, `eos_token` and the like, and those that only this model has.
@@ -64,7 +81,8 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend, named: dict[str, str], templates: dict[str, str]):
-        self._backend, self._templates, self._lock = backend, templates, threading.Lock()
+        self._backend, self._templates, self._lock = backend, templates, _Lock()
+        self._splits_special = backend.encode_special_tokens
         self.special_tokens_map = named
         added = backend.get_added_tokens_decoder()
         self.special_ids = {token.content: at for at, token in added.items() if token.special}
@@ -79,23 +97,19 @@ class Tokenizer:
             raise ValueError(
                 f"the text {reprlib.repr(text)} holds {mark}, Code LLaMA's mark for infilling; give token ids instead"
             )
-        with self._lock:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with self._encoder() as encoder:
+            return encoder.encode(text, add_special_tokens=add_special_tokens).ids
 
     def encode_as_text(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Token ids of texts in which the name of a special token is ordinary text."""
-        with self._lock:  # the setting belongs to the whole tokenizer, and other threads encode without it
-            usual, self._backend.encode_special_tokens = self._backend.encode_special_tokens, True
-            try:
-                found = self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
-            finally:
-                self._backend.encode_special_tokens = usual
+        with self._encoder(as_text=True) as encoder:
+            found = encoder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [each.ids for each in found]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
         """Token ids of texts that hold their special tokens, and the (start, end) in characters of each token."""
-        with self._lock:
-            found = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        with self._encoder() as encoder:
+            found = encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(each.ids, each.offsets) for each in found]
 
     def decode(self, tokens: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
@@ -148,6 +162,14 @@ class Tokenizer:
     def get_vocab(self) -> dict[str, int]:
         """Token id by token, added tokens included."""
         return self._backend.get_vocab(with_added_tokens=True)
+
+    @contextlib.contextmanager
+    def _encoder(self, *, as_text: bool = False) -> Iterator[Backend]:
+        """The backend, for this thread alone; `as_text`: names of special tokens are ordinary text."""
+        with self._lock:
+            # Set each time: threads share the setting, and pickles of the backend lack it.
+            self._backend.encode_special_tokens = as_text or self._splits_special
+            yield self._backend
 
     def _variables(self, messages: Messages, prompt: bool, arguments: dict[str, Any]) -> tuple[str, Messages, dict]:
         given = {**self.special_tokens_map, "add_generation_prompt": prompt, **arguments}

@@ -1,6 +1,8 @@
 """Tokenizers as the files of a model's own folder define them, whatever class of transformers they name."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -181,6 +183,24 @@ def test_threads_encode_alike(tmp_path: Path):
             assert ours.encode(text) == expected
             assert ours.encode_with_offsets([text])[0][0] == expected[1:]
     assert waiting.result() == [ours.encode_as_text(others[:1])[0]] * 2000
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_copies_encode_alike(split: bool, tmp_path: Path):
+    """In this process and in another, such as a worker that loads data."""
+    config = {"tokenizer_class": GENERIC, "split_special_tokens": split, "chat_template": TEMPLATE}
+    ours = load_tokenizer(write(tmp_path, of_bytes(), config, model_type="llama"))
+    assert ours is not None
+    copies: tuple[Any, ...] = (copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)))
+    for other in (make(ours) for make in copies):
+        for text in NASTY:
+            assert other.encode_as_text([text]) == ours.encode_as_text([text])
+            assert other.encode(text) == ours.encode(text)
+            assert other.decode(ours.encode(text)) == ours.decode(ours.encode(text))
+        talk = [{"role": "user", "content": "hi"}]
+        assert other.apply_chat_template(talk) == ours.apply_chat_template(talk)
+        other.chat_template = None
+        assert ours.chat_template == TEMPLATE
 
 
 def test_settings_of_a_batch_are_ignored(tmp_path: Path):
