@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, NoReturn, Unpack
 
 from jax.sharding import Mesh
 
@@ -83,6 +83,13 @@ class Engine:
         learned = load_control(self.model, self.method, weights) if control is None else control
         self.models = Models(target=self.model.target, draft=weights, control=learned)
         self.tree_sizes = tree_sizes(by_cost=self.method.priced is not None)
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses `copy` and `pickle`."""
+        raise TypeError(
+            "an Engine is neither copied nor pickled, because its weights are on devices: share it between threads, "
+            "and make another from the same checkpoint in another process"
+        )
 
     @classmethod
     def calibrated(
@@ -167,7 +174,7 @@ class Engine:
         Raises ValueError as `generate`, and before the first result.
         """
         requests = self.requests(prompts, **settings)
-        batch_size = TOGETHER if batch_size is None else integer("batch_size", batch_size, 1)
+        batch_size = TOGETHER if batch_size is None else batch_size
         stops = StopStrings(stop, self.model.tokenizer)
         return self.decode(requests, batch_size, stops, keep_state=keep_state, log_probs=log_probs, record=record)
 
@@ -182,16 +189,23 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
-        """`generate_iter` for at least one request; `learnt` is as in `Session`."""
+        """`generate_iter` for requests; `learnt` is as in `Session`.
+
+        Raises ValueError if there are no requests or `batch_size` is below 1.
+        """
         stops = stops or StopStrings((), self.model.tokenizer)
-        first, later = requests[:batch_size], requests[batch_size:]
-        session = self.session(first, later, learnt=learnt, log_probs=log_probs, record=record)
-        for ended in decode(PrefillQueue(session, keep_state), stops):
-            yield from ended
+        first, later = _split(requests, batch_size)
+
+        def results() -> Iterator[tuple[int, Generation]]:
+            session = self.session(first, later, learnt=learnt, log_probs=log_probs, record=record)
+            for ended in decode(PrefillQueue(session, keep_state), stops):
+                yield from ended
+
+        return results()
 
     def run(self, requests: Sequence[Request], batch_size: int | None = None, **options: Any) -> list[Generation]:
         """The results in the order of the requests, by default as one batch; `options` are those of `decode`."""
-        found = dict(self.decode(requests, batch_size or len(requests), **options))
+        found = dict(self.decode(requests, len(requests) if batch_size is None else batch_size, **options))
         return [found[place] for place in range(len(requests))]
 
     def stream(
@@ -201,8 +215,12 @@ class Engine:
         rounds = integer("rounds", rounds, 1)
         (request,) = self.requests([prompt], **settings)
         stops, shown = StopStrings(stop, self.model.tokenizer), ShownText(self.model.tokenizer)
-        for found, final in snapshots(self.session([request]), stops, rounds):
-            yield from shown.more(found.text, final=final, hold=stops.longest)
+
+        def pieces() -> Iterator[str]:
+            for found, final in snapshots(self.session([request]), stops, rounds):
+                yield from shown.more(found.text, final=final, hold=stops.longest)
+
+        return pieces()
 
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
@@ -228,8 +246,8 @@ class Engine:
         If this takes longer than a second, stderr shows the progress. Decoding compiles by itself too, and begins with
         prefill while the loop is compiled. `options` are `log_probs` and `record`.
         """
-        size = batch_size or TOGETHER
-        Compilations(self.compilations(requests[:size], requests[size:], **options), itemgetter(0), repr).wait()
+        first, later = _split(requests, TOGETHER if batch_size is None else batch_size)
+        Compilations(self.compilations(first, later, **options), itemgetter(0), repr).wait()
 
     # --- from requests to results
 
@@ -276,6 +294,14 @@ def _parsed(method: str | Method | None) -> Method | None:
     if not isinstance(parsed, Method | None):
         raise TypeError(f"method must be a name such as 'ngram+chain', or a Method, not {parsed!r}")
     return parsed
+
+
+def _split(requests: Sequence[Request], batch_size: int) -> tuple[Sequence[Request], Sequence[Request]]:
+    """The first batch, and the others. Raises ValueError if there are no requests, or the batch has no rows."""
+    if not requests:
+        raise ValueError("there are no requests")
+    size = integer("batch_size", batch_size, 1)
+    return requests[:size], requests[size:]
 
 
 def _loaded(model: Checkpoint | str | Path, **loading: Any) -> Checkpoint:

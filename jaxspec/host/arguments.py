@@ -25,7 +25,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 def number(name: str, value: Any) -> float:
     """A finite number. Raises ValueError, with the name that users know it by, for anything else, such as text."""
     try:
-        if isinstance(value, str | bytes | bool):
+        if isinstance(value, str | bytes) or str(value) in ("True", "False"):  # also a boolean of NumPy or JAX
             raise TypeError
         found = float(value)
     except (TypeError, OverflowError):

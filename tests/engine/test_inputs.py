@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +66,9 @@ class TestSamplingParams:
             ({"temperature": float("nan")}, "temperature must be a finite number, not nan"),
             ({"temperature": float("inf")}, "temperature must be a finite number, not inf"),
             ({"temperature": 10**400}, "temperature must be a number"),
+            ({"temperature": np.True_}, "temperature must be a number, not np.True_"),
+            ({"top_p": jnp.array(True)}, "top_p must be a number, not "),
+            ({"top_k": np.True_}, "top_k must be a whole number, not np.True_"),
             ({"temperature": -0.1}, r"temperature must be 0 or above, not -0\.1"),
             ({"top_p": 0}, "top_p must be above 0 and at most 1, not 0"),
             ({"top_p": 1.01}, r"top_p must be above 0 and at most 1, not 1\.01"),
@@ -158,6 +162,27 @@ class TestSettings:
             Engine.calibrated(model, "plain", batch_size=0)
         with pytest.raises(ValueError, match=r"batch_size must be a whole number, not 3\.5"):
             engine.warmup(batch_size=cast(int, 3.5))
+
+    def test_at_the_call(self, engine: Engine) -> None:
+        """And not at the first result."""
+        requests = engine.requests("abc")
+        for call in (engine.decode, engine.run, engine.compile):
+            with pytest.raises(ValueError, match="there are no requests"):
+                call([])
+            with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+                call(requests, 0)
+        with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+            engine.generate_iter("abc", batch_size=0)
+        with pytest.raises(ValueError, match="max_new_tokens must be at least 0, not -5"):
+            engine.stream("abc", max_new_tokens=-5)
+        with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
+            engine.stream("abc", rounds=0)
+
+    def test_copies_of_an_engine(self, engine: Engine) -> None:
+        copies: tuple[Any, ...] = (copy.copy, copy.deepcopy, pickle.dumps)
+        for each in copies:
+            with pytest.raises(TypeError, match="an Engine is neither copied nor pickled, because"):
+                each(engine)
 
 
 class TestPrompts:
