@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxspec.decoding.request import SamplingParams
-from jaxspec.host.arguments import check_defaults, check_options
+from jaxspec.host.arguments import check_defaults, check_options, check_unused
 from jaxspec.options import shared
 from jaxspec.options.shared import Devices
 from jaxspec.train.options import STDLIB, Data, RunFolder, SaveDtype
@@ -28,6 +28,15 @@ class Decoding:
     prompt_tokens: Annotated[int, "Largest number of tokens of a prompt cut from the data."] = 64
     dtype: shared.Dtype = None
     devices: Devices = Devices()
+
+
+def _check_prompts(options: "Generate | Calibrator | SkipSearch", prompts: Path | None = None) -> None:
+    """Raises ValueError for an option of prompts that are cut from the data, where they come from elsewhere."""
+    if options.chat:
+        check_unused(options, "--chat", "prompt_tokens")
+    if prompts is not None:
+        check_unused(options, "--prompts", "prompt_tokens")
+        check_unused(options.data, "--prompts", "data", "strict")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,8 +83,10 @@ class Generate(Decoding):
         check_options(self.sampling, lambda value: value >= 1, "be at least 1", "max_new_tokens")
         if self.self_prompts is None:
             check_defaults(self, "--self-prompts", "max_loops")
-        elif self.prompts is not None or self.data.data != Path(STDLIB):
-            raise ValueError("--self-prompts makes the prompts, so leave out --prompts and --data")
+        else:
+            check_unused(self, "--self-prompts", "prompts", "samples", "prompt_tokens")
+            check_unused(self.data, "--self-prompts", "data", "strict")
+        _check_prompts(self, self.prompts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,6 +131,7 @@ class Calibrator(Decoding):
         counts = ("samples", "prompt_tokens", "max_new_tokens", "length", "batch_size", "steps", "rounds")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
         check_options(self, lambda value: value >= 0, "not be below 0", "seed")
+        _check_prompts(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,3 +171,4 @@ class SkipSearch(Decoding):
         counts = ("trials", "samples", "prompt_tokens", "max_new_tokens")
         check_options(self, lambda value: value >= 1, "be at least 1", *counts)
         check_options(self, lambda value: value >= 0, "not be below 0", "seed")
+        _check_prompts(self, self.prompts)

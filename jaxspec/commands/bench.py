@@ -18,11 +18,10 @@ from jaxspec.report import page
 def run(settings: Bench) -> None:
     """Runs the benchmark, and writes the report if --report is given."""
     if settings.report is not None:
-        if settings.json is None and settings.simulate is None:
+        if settings.json is None:
             raise ValueError("--report needs --json OUT.json, because the report is made from the log beside it")
         check_folder(settings.report)
-        results = () if settings.json is None else (settings.json, log_of(settings.json))
-        check_apart(settings.report, settings.prompts, settings.target, *results)
+        check_apart(settings.report, settings.prompts, settings.target, settings.json, log_of(settings.json))
     if settings.json is None and settings.simulate is None:
         settings = dataclasses.replace(settings, prices=False)
     shape = None if settings.simulate is None else read_shape(locate(settings.target))

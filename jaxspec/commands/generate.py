@@ -10,7 +10,7 @@ from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import refuse_stateful
 from jaxspec.evaluate.questions import read_questions
-from jaxspec.host.arguments import integer
+from jaxspec.host.arguments import check_unused, integer
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Generate
 from jaxspec.report.draft_colours import coloured, has_colours, legend, print_text
@@ -69,12 +69,11 @@ def in_order(found: Iterable[tuple[int, Generation]]) -> Iterator[Generation]:
 
 
 def prompts_of(settings: Generate) -> list[str]:
-    """The prompts that the options name. Raises ValueError if they name none, or two kinds."""
+    """The prompts that the options name. Raises ValueError if they name none or two kinds, or do not fit."""
     if settings.prompts is not None and settings.prompt is None:
         return [question.turns[0] for question in read_questions(settings.prompts, settings.limit)]
     if settings.prompt is not None and settings.prompts is None:
-        if settings.limit is not None:
-            raise ValueError("--limit limits the prompts of --prompts: leave it out with --prompt")
+        check_unused(settings, "--prompt", "limit", "batch_size", "keep_state")
         return [settings.prompt]
     raise ValueError("give either --prompt TEXT or --prompts FILE")
 

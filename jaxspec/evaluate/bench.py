@@ -28,6 +28,7 @@ from jaxspec.evaluate.run_description import describe, weight_bytes
 from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
+from jaxspec.host.arguments import check_unused
 from jaxspec.host.atomic import check_apart, check_ours, write_whole
 from jaxspec.host.buckets import with_paths
 from jaxspec.host.processes import is_first
@@ -63,7 +64,14 @@ def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
 
 
 def conditions(settings: Bench) -> list[Bench]:
-    """The settings of one run for each temperature and batch size, each with its own result file."""
+    """The settings of one run for each temperature and batch size, each with its own result file.
+
+    Raises ValueError for a single temperature or batch size beside several.
+    """
+    if settings.temperatures:
+        check_unused(settings.sampling, "--temperatures", "temperature")
+    if settings.batch_sizes:
+        check_unused(settings, "--batch-sizes", "batch_size")
     found: list[Bench] = []
     for temperature in settings.temperatures or (settings.sampling.temperature,):
         for batch_size in settings.batch_sizes or (settings.batch_size,):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -62,7 +62,17 @@ def check_options(options: Any, holds: Callable[[Any], bool], words: str, *names
 
 def check_defaults(options: Any, words: str, *names: str) -> None:
     """Raises ValueError for the first of these fields not at its default; all have an effect only with `words`."""
+    for name in _given(options, names):
+        raise ValueError(f"{option_name(name)} has an effect only with {words}: give both or neither")
+
+
+def check_unused(options: Any, words: str, *names: str) -> None:
+    """Raises ValueError for the first of these fields not at its default; none has an effect with `words`."""
+    for name in _given(options, names):
+        raise ValueError(f"{option_name(name)} has no effect with {words}: leave out one of them")
+
+
+def _given(options: Any, names: Iterable[str]) -> list[str]:
+    """Those of these fields that are not at their defaults."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
-    for name in names:
-        if getattr(options, name) != defaults[name]:
-            raise ValueError(f"{option_name(name)} has an effect only with {words}: give both or neither")
+    return [name for name in names if getattr(options, name) != defaults[name]]

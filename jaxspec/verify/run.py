@@ -17,7 +17,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.evaluate.run_description import weights_of, where
 from jaxspec.evaluate.runlog import check_out, log_of
-from jaxspec.host.arguments import check_options
+from jaxspec.host.arguments import check_options, check_unused
 from jaxspec.host.atomic import check_ours, write_whole
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.terminal import progress, say
@@ -75,8 +75,8 @@ def check(settings: Verify) -> None:
     """Raises ValueError for options that are invalid for any model."""
     check_options(settings, lambda value: value >= 0, "be 0 or above", "minutes", "seed")
     check_options(settings, lambda value: value <= MOST_MINUTES, f"be at most {MOST_MINUTES:,}", "minutes")
-    if settings.only is not None and settings.json is not None:
-        raise ValueError("--only repeats single cases and writes no --json: leave one of them out")
+    if settings.only is not None:
+        check_unused(settings, "--only", "json", "methods", "minutes", "greedy")
     if settings.json is not None:
         check_out(settings.json)
         check_ours(settings.json, log_of(settings.json))

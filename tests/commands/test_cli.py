@@ -83,8 +83,15 @@ def test_methods_env_and_version(jaxspec, path):
         ),
         (("generate", "--target", "CKPT", "--prompt", "x", "--max-new-tokens", "9999"), "exceeds the 256 positions"),
         (("generate", "--target", "CKPT", "--prompt", "x", "--temperature", "hot"), "temperature"),
-        (("generate", "--target", "CKPT", "--prompt", "x", "--limit", "2"), "--limit limits the prompts of --prompts"),
-        (("generate", "--target", "CKPT", "--prompt", "x", "--stream", "--batch-size", "-3"), "batch_size must be at"),
+        (
+            ("generate", "--target", "CKPT", "--prompt", "x", "--limit", "2"),
+            "--limit has no effect with --prompt: leave",
+        ),
+        (("generate", "--target", "CKPT", "--prompts", "builtin", "--batch-size", "-3"), "batch_size must be at"),
+        (
+            ("generate", "--target", "CKPT", "--prompt", "x", "--stream", "--batch-size", "3"),
+            "--batch-size has no effect",
+        ),
         (
             ("generate", "--target", "CKPT", "--prompt", "x", "--show-drafts", "--format", "json"),
             "--format json has no drafts",

@@ -33,6 +33,9 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
         ({"temperatures": (0.0, -1.0)}, "temperature must be 0 or above, not -1"),
         ({"batch_sizes": (1, 0)}, "batch_size must be at least 1, not 0"),
         ({"simulate": "acceptance=1", "temperatures": (0.0, 1.0)}, "temperature has no meaning"),
+        ({"temperatures": (0.0, 1.0), "temperature": 0.5}, "--temperature has no effect with --temperatures: leave"),
+        ({"batch_sizes": (1, 2), "batch_size": 4}, "--batch-size has no effect with --batch-sizes: leave"),
+        ({"simulate": "acceptance=1", "report": Path("r.html")}, "--report needs --json"),
         ({"prompts": Path("/nowhere.jsonl")}, "cannot be read"),
     ],
 )
@@ -73,6 +76,6 @@ def test_conditions_are_runs_of_their_own(finished: Finished):
         run(dataclasses.replace(finished.command, json=None, report=Path("x.html")))
     with pytest.raises(ValueError, match="is read by this command"):
         run(dataclasses.replace(finished.command, json=Path("x.json"), report=Path("x.json")))
-    more = {"json": None, "simulate": "0.5", "target": Path("config.json"), "report": Path("config.json")}
+    more = {"json": Path("x.json"), "simulate": "0.5", "target": Path("config.json"), "report": Path("config.json")}
     with pytest.raises(ValueError, match="is read by this command"):
         run(dataclasses.replace(finished.command, **more))

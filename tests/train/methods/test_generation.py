@@ -23,7 +23,9 @@ from jaxspec.train.options import Data
 from tests.evaluate.tiny import MODEL, checkpoint
 from tests.train.command import command
 
-QUICK = ("--method", "plain", "--samples", 12, "--batch-size", 4, "--max-new-tokens", 20, "--prompt-tokens", 12)
+FEW = ("--method", "plain", "--batch-size", 4, "--max-new-tokens", 20)
+ASKED = (*FEW, "--samples", 12)
+QUICK = (*ASKED, "--prompt-tokens", 12)
 ROOM = MODEL.max_length
 
 
@@ -225,7 +227,7 @@ def test_with_chat_it_answers_first_turns(target: Path, model: Checkpoint, tmp_p
     given += [turns("x" * ROOM, "no room for this question")]
     talk.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in given))
     out = tmp_path / "out.jsonl"
-    code, err = command("generate", "--target", target, "--data", talk, "--chat", "--out", out, *QUICK)
+    code, err = command("generate", "--target", target, "--data", talk, "--chat", "--out", out, *ASKED)
     assert code == 0, err
     written = lines(out)
     assert sorted(line["messages"][0]["content"] for line in written) == [f"question {i}" for i in range(3)]
@@ -262,7 +264,7 @@ def test_conversations_that_the_template_refuses_are_bad_records(model: Checkpoi
 def test_prompts_of_a_file(target: Path, tmp_path: Path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [f"prompt {i}", "and then"]}) + "\n" for i in range(3)))
-    code, err = command("generate", "--target", target, "--prompts", prompts, "--out", tmp_path / "out", *QUICK)
+    code, err = command("generate", "--target", target, "--prompts", prompts, "--out", tmp_path / "out", *ASKED)
     assert code == 0, err
     assert [line["prompt"] for line in lines(tmp_path / "out")] == ["prompt 0", "prompt 1", "prompt 2"]
 
@@ -272,7 +274,7 @@ def test_texts_near_an_excluded_question_are_left_out(target: Path, tmp_path: Pa
     turns = [" ".join(f"{word}{i}" for i in range(14)) for word in "abc"]
     prompts.write_text("".join(json.dumps({"prompt": turn}) + "\n" for turn in turns))
     held.write_text(json.dumps({"prompt": turns[1].upper()}))
-    options = ("--target", target, "--prompts", prompts, "--exclude", held, *QUICK)
+    options = ("--target", target, "--prompts", prompts, "--exclude", held, *ASKED)
     code, err = command("generate", "--out", tmp_path / "out", *options)
     assert code == 0, err
     assert [line["prompt"] for line in lines(tmp_path / "out")] == [turns[0], turns[2]]
@@ -282,7 +284,7 @@ def test_texts_near_an_excluded_question_are_left_out(target: Path, tmp_path: Pa
     assert code == 2 and "no text is left to write" in err.splitlines()[-1]
 
 
-SELF = ("--self-prompts", 10, "--temperature", 0.7, *QUICK)
+SELF = ("--self-prompts", 10, "--temperature", 0.7, *FEW)
 
 
 def test_a_target_writes_the_users_turns_itself(
@@ -357,8 +359,10 @@ def test_where_a_turn_ends(target: Path, tmp_path: Path):
         (("--out", "HERE/out", "--temperature", -1), "temperature must be 0 or above"),
         (("--out", "HERE/out", "--self-prompts", 0), "--self-prompts must be at least 1, not 0"),
         (("--out", "HERE/out", "--self-prompts", 2, "--max-loops", 2), "--max-loops must be from 0 to 1, not 2"),
-        (("--out", "HERE/out", "--self-prompts", 2, "--prompts", "builtin"), "so leave out --prompts and --data"),
-        (("--out", "HERE/out", "--self-prompts", 2), "so leave out --prompts and --data"),  # `data` is given
+        (("--out", "HERE/out", "--self-prompts", 2, "--prompts", "builtin"), "--prompts has no effect with --self-pro"),
+        (("--out", "HERE/out", "--self-prompts", 2), "--samples has no effect with --self-prompts: leave out one of"),
+        (("--out", "HERE/out", "--prompts", "builtin", "--data", "HERE"), "--data has no effect with --prompts: leave"),
+        (("--out", "HERE/out", "--chat", "--prompt-tokens", 9), "--prompt-tokens has no effect with --chat: leave"),
         (("--out", "HERE/out", "--max-loops", 0.2), "--max-loops has an effect only with --self-prompts"),
         (("--out", "HERE/out", "--exclude", "HERE/nowhere"), "nowhere cannot be read"),
         (("--out", "HERE/out", "--samples", 0), "--samples must be at least 1, not 0"),
