@@ -258,6 +258,8 @@ def merge(settings: Merge) -> None:
     exists.
     """
     out = settings.out
+    if not settings.merge:
+        raise ValueError("name the files that all shards have written after --merge")
     check_out(out)
     for file in (out, out.with_suffix(".json"), out.with_suffix(".samples.jsonl")):
         check_new(file)

@@ -117,6 +117,8 @@ def test_what_is_refused(work: Callable[[Path], Any], said: str, shards: Path):
 
 def test_outputs_and_missing_shards(shards: Path):
     first, out = shards / "1.jsonl", shards / "merged.jsonl"
+    with pytest.raises(ValueError, match="name the files that all shards have written"):
+        evaluation.merge(Merge(merge=(), out=out))
     with pytest.raises(ValueError, match="shard 2/3 is missing"):
         evaluation.merge(Merge(merge=(first, shards / "3.jsonl"), out=out))
     with pytest.raises(ValueError, match=r"1\.jsonl exists already"):
