@@ -3,7 +3,7 @@
 import pytest
 
 from jaxspec import Engine
-from jaxspec.commands import main
+from jaxspec.commands import main, warmup
 from jaxspec.evaluate.runner import compilations
 from tests import checkpoints
 
@@ -22,3 +22,23 @@ def test_what_it_compiles_is_what_decoding_needs(
     with compilations() as compiled:
         Engine(path, "ngram+chain,length=2").generate([[1, 2, 3]], max_new_tokens=9)
     assert not compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--prompt-tokens",), "name at least one length after --prompt-tokens"),
+        (("--prompt-tokens", "9", "0"), "prompt_tokens must be at least 1, not 0"),
+        (("--prompt-tokens", "9", "250"), "--prompt-tokens 250 and --max-new-tokens 128 exceed the 256 positions"),
+        (("--methods", "plain", "foo"), "there is no drafter 'foo'"),
+    ],
+)
+def test_nothing_is_compiled_where_a_part_is_refused(
+    options: tuple[str, ...], said: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    path = checkpoints.make(tmp_path / "ckpt", layers=1)
+    monkeypatch.setattr(warmup, "compile_all", None)
+    monkeypatch.setattr("sys.argv", ["jaxspec", "warmup", "--target", str(path), *options])
+    with pytest.raises(SystemExit) as exit_:
+        main.main()
+    assert exit_.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
