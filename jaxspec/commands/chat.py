@@ -18,6 +18,7 @@ from jaxspec.engine.requests import encode, requests_of
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.engine.stop_strings import ShownText, StopStrings
+from jaxspec.host.arguments import integer
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Chat
 from jaxspec.report.draft_colours import coloured_pieces, has_colours, legend, print_text
@@ -42,12 +43,15 @@ class Conversation:
 
 def run(settings: Chat) -> None:
     """Reads lines from stdin and answers each on stdout, until the input ends; remarks go to stderr."""
+    integer("max_new_tokens", settings.sampling.max_new_tokens, 1)
     mesh = settings.devices.open()
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, **loading)
     if engine.model.tokenizer is None:
         raise ValueError(f"{settings.target} has no tokenizer, which a chat needs")
     say(f"{settings.target}, {engine.method}; /help lists the commands")
+    if settings.template.format and not engine.model.tokenizer.chat_template:
+        raise ValueError(f"{settings.target} has no chat template, so leave out --system and --chat-arg")
     if settings.template.format:  # an error if the chat template does not take it
         encode([[{"role": "user", "content": "x"}]], engine.model, True, settings.template.format)
     if engine.model.tokenizer.chat_template:

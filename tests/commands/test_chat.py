@@ -82,9 +82,16 @@ def test_generate_has_the_same_options(path, tmp_path, monkeypatch, capsys):
     assert (exit_.value.code, capsys.readouterr().out) == (0, f"{expected[0]}\n")
 
 
-def test_options_that_the_template_does_not_take_end_the_command(talk):
-    code, _, remarks = talk("ab", options=("--chat-arg", "style=1"))
-    assert (code, remarks.splitlines()[-1][:57]) == (2, "error: the chat template reads no argument 'style'; names")
+def test_options_that_cannot_be_met_end_the_command(talk, path, tmp_path):
+    bare = shutil.copytree(path, tmp_path / "ckpt")
+    (bare / "chat_template.jinja").unlink()
+    for options, said in (
+        (("--chat-arg", "style=1"), "error: the chat template reads no argument 'style'; names"),
+        (("--target", str(bare), "--system", "x"), f"error: {bare} has no chat template, so leave out --system and"),
+        (("--max-new-tokens", "0"), "error: max_new_tokens must be at least 1, not 0"),
+    ):
+        code, _, remarks = talk("ab", options=options)
+        assert code == 2 and remarks.splitlines()[-1].startswith(said)
 
 
 def test_reset_help_and_unknown_commands(talk, path):
