@@ -172,6 +172,7 @@ def test_other_choices_of_as_many_blocks():
         (("--method", "layer-skip+expected-gain"), "decides by the cost of a drafted level, which differs from set to"),
         (("--trials", 0), "--trials must be at least 1"),
         (("--seed", -1), "--seed must not be below 0, not -1"),
+        (("--prompts", "builtin"), "--data has no effect with --prompts: leave out one of them"),
         (("--method", "layer-skip+chian"), "there is no builder or controller 'chian'"),
     ],
 )
