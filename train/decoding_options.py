@@ -8,7 +8,7 @@ from jaxspec.decoding.request import SamplingParams
 from jaxspec.host.arguments import check_defaults, check_options, check_unused
 from jaxspec.options import shared
 from jaxspec.options.shared import Devices
-from jaxspec.train.options import STDLIB, Data, RunFolder, SaveDtype
+from jaxspec.train.options import Data, RunFolder, SaveDtype
 
 TryPrompts = Annotated[
     Path | None,

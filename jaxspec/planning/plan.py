@@ -21,7 +21,7 @@ from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
 from jaxspec.engine.program import Program
 from jaxspec.host import environment
-from jaxspec.host.arguments import check_options
+from jaxspec.host.arguments import check_options, check_unused
 from jaxspec.host.atomic import check_apart, check_folder, write_whole
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
@@ -221,8 +221,8 @@ def _where(settings: PlanSettings) -> Slice:
     where = parse_slice(settings.topology or settings.device or "")
     if where.is_tpu != (settings.topology is not None):
         raise ValueError(f"{where}: use --topology for TPUs and --device for GPUs")
-    if settings.tpu_options and not where.is_tpu:
-        raise ValueError("--tpu-options are options of the TPU compiler: use them with --topology")
+    if not where.is_tpu:  # nothing is estimated
+        check_unused(settings, "--device", "tpu_options", "explain")
     return where
 
 
