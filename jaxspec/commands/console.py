@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NoReturn, Union
@@ -20,7 +21,7 @@ import tyro
 
 from jaxspec.commands import help_texts
 from jaxspec.host import buckets, shared_exit
-from jaxspec.host.jax_environment import expect_no_chip, give_threads
+from jaxspec.host.jax_environment import COMPILER, expect_no_chip, give_threads
 
 BAD_INPUT = (ValueError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 _BOX = re.compile(r"[─━═╭╮╰╯│┃╞╡├┤]+|-{4,}|^[|+]|[|+]$", re.MULTILINE)  # the ASCII ones without UTF-8
@@ -48,8 +49,7 @@ def run(command: Callable[[], Any]) -> NoReturn:
     except SystemExit as exit_:
         if exit_.code and (watching := shared_exit.running()):
             watching.leave()
-        compiling = sys.modules.get("jaxspec.host.compilation")  # whose import would load JAX
-        if exit_.code and compiling is not None and compiling.still_compiling():
+        if exit_.code and any(thread.name.startswith(COMPILER) for thread in threading.enumerate()):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(int(exit_.code))

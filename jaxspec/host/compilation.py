@@ -5,10 +5,9 @@ import functools
 import gc
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -17,6 +16,7 @@ import jax
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.buckets import to_path
 from jaxspec.host.environment import cache_folder
+from jaxspec.host.jax_environment import COMPILER
 from jaxspec.host.terminal import progress, say
 
 _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped memory
@@ -88,7 +88,6 @@ PATIENCE = 1.0  # seconds without progress on stderr: a program that is compiled
 MOST_TIMES = 1000  # programs whose times are kept
 
 Name = TypeVar("Name")
-_compiling: set[int] = set()  # threads
 
 
 class Compilations(Generic[Name]):
@@ -109,7 +108,8 @@ class Compilations(Generic[Name]):
         label: Callable[[Name], str] = str,
         key: Callable[[Name], str] | None = None,
     ):
-        self._label, self._pool = label, ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1)
+        self._label = label
+        self._pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1, thread_name_prefix=COMPILER)
         self._keys = {name: _digest(key(name)) for name in programs} if key else {}
         self._took = dict[str, float]()  # seconds by key
         self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
@@ -122,18 +122,16 @@ class Compilations(Generic[Name]):
         that have begun end in the background.
         """
         wanted = {name: self._running[name] for name in (self._running if names is None else names)}
-        name_of = {future: name for name, future in wanted.items()}
         try:
-            done, waiting = wait(name_of, PATIENCE if show else None)
+            done, waiting = wait(wanted.values(), PATIENCE if show else None)
             if waiting:
-                with progress("compiled programs:", len(name_of), len(done)) as shown:
-                    left = [future for future in name_of if future in waiting]
-                    shown.show(len(done), self._remark(name_of[left[0]]))
+                with progress("compiled programs:", len(wanted), len(done)) as shown:
+                    shown.show(len(done), self._first(waiting))
                     for future in as_completed(waiting):
-                        left.remove(future)
+                        waiting.remove(future)
                         shown.done += 1
-                        if left and shown.due():
-                            shown.show(shown.done, self._remark(name_of[left[0]]))
+                        if waiting and shown.due():
+                            shown.show(shown.done, self._first(waiting))
         except BaseException:  # Ctrl-C, or the end of a terminated command
             self.cancel()
             raise
@@ -149,22 +147,21 @@ class Compilations(Generic[Name]):
     def announce(self) -> None:
         """If some programs still compile after a second, prints the first one's name on stderr."""
         _, waiting = wait(self._running.values(), PATIENCE)
-        if names := [name for name, future in self._running.items() if future in waiting]:
-            say(f"compiling the {self._remark(names[0])}")
+        if waiting:
+            say(f"compiling the {self._first(waiting)}")
 
-    def _remark(self, name: Name) -> str:
+    def _first(self, waiting: Collection[Future[Any]]) -> str:
+        """The first program that still compiles, and how long it took before."""
+        name = next(name for name, future in self._running.items() if future in waiting)
         before = times_before().get(self._keys.get(name, ""))
         return self._label(name) + ("" if before is None else f" (took {before:.0f} s before)")
 
     def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
         began = time.perf_counter()
-        _compiling.add(threading.get_ident())
-        try:
-            return program()
-        finally:
-            _compiling.discard(threading.get_ident())
-            if name in self._keys:
-                self._took[self._keys[name]] = time.perf_counter() - began
+        found = program()
+        if name in self._keys:
+            self._took[self._keys[name]] = time.perf_counter() - began
+        return found
 
 
 def _digest(key: str) -> str:
@@ -194,8 +191,3 @@ def keep_times(took: Mapping[str, float]) -> None:
 
 def _times_file() -> Path:
     return cache_folder() / "compiled" / "seconds.json"
-
-
-def still_compiling() -> bool:
-    """Whether `Compilations` compile in any thread, for which Python waits before it exits."""
-    return bool(_compiling)

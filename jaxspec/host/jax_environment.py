@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 THREADS = 4  # of XLA for each device
+COMPILER = "compiler"  # beginning of the names of threads that compile, for which Python waits before it exits
 
 
 def give_threads() -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -31,6 +32,17 @@ def test_what_lasts_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.setattr(compilation, "PATIENCE", 0.01)
     Compilations({1: lambda: time.sleep(0.1), 2: lambda: None}, lambda which: f"the loop of method {which}").wait()
     assert capsys.readouterr().err.splitlines()[0].endswith("of 2: the loop of method 1")
+
+
+def test_a_program_that_took_long_before_is_shown_with_its_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture, tmp_path: Path
+):
+    monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(compilation, "PATIENCE", 0.01)
+    for _ in range(2):
+        Compilations({"the loop": lambda: time.sleep(0.1)}, key=repr).wait()
+    first, second = (line for line in capsys.readouterr().err.splitlines() if "0 of 1" in line)
+    assert first.endswith("the loop") and second.endswith("the loop (took 0 s before)")
 
 
 def test_one_that_fails_is_heard_of():
