@@ -81,7 +81,7 @@ def _environment(marks: bool) -> jinja2.Environment:
         lstrip_blocks=True,
         extensions=[_MarkedGeneration if marks else _Generation, jinja2.ext.loopcontrols],
     )
-    made.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+    made.filters["tojson"] = _tojson
     made.globals |= {
         "raise_exception": _refuse,
         "strftime_now": lambda form: datetime.datetime.now().strftime(form),
@@ -111,3 +111,13 @@ class _MarkedGeneration(_Generation):
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -257,10 +257,9 @@ class Jitted:
     ):
         functools.update_wrapper(self, function)
         by_eigen = {"xla_cpu_experimental_ynn_fusion_type": ""}
-        usual, self._dtype_of = chosen_options(options), dtype_of
-        self._usual, self._by_eigen = (
-            jax.jit(function, compiler_options=chosen, **settings) for chosen in (usual, by_eigen)
-        )
+        self._dtype_of = dtype_of
+        self._usual: Any = jax.jit(function, compiler_options=chosen_options(options), **settings)
+        self._by_eigen: Any = jax.jit(function, compiler_options=by_eigen, **settings)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._for(arguments)(*arguments, **named)

@@ -39,7 +39,7 @@ class RMSNorm(nnx.Module):
     @property
     def dtype(self) -> jnp.dtype:
         """The dtype of the scale: that of the model's weights and of the inputs of its products."""
-        return self.scale[...].dtype
+        return self.scale.dtype
 
     def in_float32(self, x: Float[Array, "*B D"]) -> Float[Array, "*B D"]:
         """The same, float32."""

@@ -195,8 +195,8 @@ class Llama(nnx.Module):
         lm_head = self.lm_head if lm_head is None else lm_head
         if lm_head is not None:
             return logits_of(lm_head, hidden)
-        multiply = lambda x: product(x, self.embedding[...].astype(x.dtype).T)
-        return fusion_barrier(of_few_rows(hidden, multiply, backend.fewest_rows_of_a_table(hidden.dtype)))
+        fewest = backend.fewest_rows_of_a_table(hidden.dtype)
+        return fusion_barrier(of_few_rows(hidden, lambda x: product(x, self.embedding[...].astype(x.dtype).T), fewest))
 
 
 def run_layers(
