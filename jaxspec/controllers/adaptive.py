@@ -5,7 +5,7 @@ from typing import ClassVar, final
 
 import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Bool, Float, Key
 
 from jaxspec.controllers.threshold import check_confidence, confidence
 from jaxspec.decoding.controller import Controller, DraftSignals
@@ -20,7 +20,7 @@ class AdaptiveState:
 
     gamma: Float[Array, " B"]
     rate: Float[Array, " B"]  # AR; no meaning before the first round with drafts
-    begun: Rows  # whether there was a round with drafts
+    begun: Bool[Array, " B"]  # whether there was a round with drafts
 
 
 @final

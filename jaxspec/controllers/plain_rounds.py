@@ -26,7 +26,7 @@ class PlainState:
     """The inner controller's state, and the balance of drafting, which is that of all rows."""
 
     balance: Float[Array, " B"]  # at most 0
-    on_trial: Rows  # whether the row drafts few levels only
+    on_trial: Bool[Array, " B"]  # whether the row drafts few levels only
     inner: State
 
 

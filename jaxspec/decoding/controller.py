@@ -21,8 +21,8 @@ class DraftSignals:
     """Inputs of a controller after a drafted level, along each row's most confident path to that level."""
 
     level: Int[Array, ""]  # depth of the newest nodes, from 1
-    drafted: Rows  # whether the row has nodes of this level; False in rows that copy
-    active: Rows  # whether the builder would expand any of them; False in rows that copy
+    drafted: Bool[Array, " B"]  # whether the row has nodes of this level; False in rows that copy
+    active: Bool[Array, " B"]  # whether the builder would expand any of them; False in rows that copy
     top_prob: Float[Array, " B"]  # largest probability after the newest node's parent
     token_prob: Float[Array, " B"]  # probability of the newest node's token
     log_confidence: Float[Array, " B"]  # log confidence of the path to the newest node

@@ -25,8 +25,8 @@ class DecodeState:
     tokens: Int[Array, "B S"]
     length: Int[Array, " B"]  # committed tokens, the root included
     limit: Int[Array, " B"]  # length at which the budget is spent
-    done: Rows
-    finite: Rows  # whether every logit that decided a token was finite
+    done: Bool[Array, " B"]
+    finite: Bool[Array, " B"]  # whether every logit that decided a token was finite
     keys: Key[Array, " B"]
     eos: Int[Array, " eos"]  # token ids that end a text, padded with -1
     sampling: Sampling

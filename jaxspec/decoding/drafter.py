@@ -75,7 +75,7 @@ class Prefix:
     token: Int[Array, "B S"]
     length: Int[Array, " B"]
     cache: tuple[KV, ...]  # the target's; `length` - 1 rows are valid
-    unfinished: Rows | None = None  # rows that are not finished; None: all
+    unfinished: Bool[Array, " B"] | None = None  # rows that are not finished; None: all
 
 
 @chex.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import partial
 import chex
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.decoding.batch import constrain_state
 from jaxspec.decoding.controller import draft_signals
@@ -53,7 +53,7 @@ class Verified:
     taps: tuple[Float[Array, "B P D"], ...]
     rows: tuple[kv.KV, ...]
     log_prob: Float[Array, "B P"] | None  # log p of `next_token`
-    finite: Rows  # whether the logits on the path are finite
+    finite: Bool[Array, " B"]  # whether the logits on the path are finite
 
 
 @partial(
