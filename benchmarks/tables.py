@@ -199,18 +199,12 @@ EAGLES = {
 
 
 def eagle3_beside_eagle() -> str:
-    """Tau of EAGLE and of EAGLE-3 without one of its parts, trained alike, over three seeds."""
+    """Tau of EAGLE, of EAGLE-3 and of EAGLE-3 without one of its parts, trained alike."""
     run = result("eagle3_beside_eagle")["methods"]
-
-    def row(head: str) -> list[str]:
-        found = [run[f"{head}-{seed}+chain,length=4"] for seed in range(3)]
-        mean = lambda values: f"{sum(values) / 3:.2f}"
-        positions = zip(*(each["acceptance_by_position"] for each in found), strict=True)
-        taus = (with_interval(each, "tau") for each in found)
-        return [EAGLES[head], *taus, mean(each["tau"] for each in found), " ".join(map(mean, positions))]
-
-    header = ["head", "seed 0", "seed 1", "seed 2", "mean", "acceptance by position"]
-    return markdown(header, (row(head) for head in EAGLES))
+    found = ((label, run[f"{head}+chain,length=4"]) for head, label in EAGLES.items())
+    positions = lambda each: " ".join(f"{share:.2f}" for share in each["acceptance_by_position"])
+    rows = ([label, with_interval(each, "tau"), positions(each)] for label, each in found)
+    return markdown(["head", "tau, 95 %", "acceptance by position"], rows)
 
 
 HEADS = {
