@@ -71,6 +71,10 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
     config = heads.read_config(path)
     trained = config.settings.get("trained", False) or config.settings.get("draft_vocabulary") is not None
     shapes = parameters.read_shapes(path / "params") if trained or config.drafter != LayerSkip.name else {}
+    try:
+        draft_vocabulary.check(config.settings, config.model.vocab_size)
+    except ValueError as error:
+        raise CheckpointError(f"the head at {path} {error}") from error
     if config.drafter in DRAFTERS:
         abstract_head(path, DRAFTERS[config.drafter](), HeadShape(config.model, config.settings))
     yield "format", f"jaxspec head for the drafter {config.drafter}, exported in {config.source_dtype}"
@@ -80,10 +84,6 @@ def _of_head(path: Path) -> Iterable[tuple[str, Any]]:
         yield from _of_model(config.model)
     else:
         yield from _of_widths(config.model.hidden_size, config.model.vocab_size)
-    try:
-        draft_vocabulary.check(config.settings, config.model.vocab_size)
-    except ValueError as error:
-        raise CheckpointError(f"the head at {path} {error}") from error
     yield from _of_settings(config.settings, config.model.vocab_size)
     if shapes:
         yield from _of_tensors(shapes)

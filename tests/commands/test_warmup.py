@@ -37,7 +37,7 @@ def test_nothing_is_compiled_where_a_part_is_refused(
     options: tuple[str, ...], said: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ):
     path = checkpoints.make(tmp_path / "ckpt", layers=1)
-    monkeypatch.setattr(warmup, "compile_all", None)
+    monkeypatch.setattr(warmup, "Compilations", None)
     monkeypatch.setattr("sys.argv", ["jaxspec", "warmup", "--target", str(path), *options])
     with pytest.raises(SystemExit) as exit_:
         main.main()

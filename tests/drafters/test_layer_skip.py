@@ -217,7 +217,7 @@ class TestFile:
         ("change", "says"),
         [
             ({"num_layers": LAYERS + 1}, "is for a target of 3 layers, and this one has 4"),
-            ({"vocab_size": 9}, "a vocabulary of 50, and this target's is 9"),
+            ({"vocab_size": 9}, "is for a target of vocabulary 50, and this target's is 9"),
         ],
     )
     def test_of_another_target(self, change: dict, says: str, model):

@@ -78,7 +78,7 @@ def test_a_level_is_its_heads_whatever_the_path(weights: Models):
 def test_heads_of_another_target_are_refused(tmp_path: Path):
     model = loading.load(tiny.checkpoint(tmp_path / "ckpt"))
     other = models(VOCAB).target.config
-    for config, word in ((other, "vocabulary of 50"), (model.config.model, None)):
+    for config, word in ((other, "vocabulary 50"), (model.config.model, None)):
         folder = tmp_path / str(config.vocab_size)
         folder.mkdir()
         shape = Medusa().head_for(config, heads=2)

@@ -77,7 +77,7 @@ def test_an_empty_system_prompt_replaces_the_templates_own(model: Checkpoint):
         ("deaf", "a", {"system": "s"}, "does not take prompt 0: it ignores system messages; leave out the system"),
         ("chatml", [{"role": "system", "content": "x"}, *TALK], {"system": "s"}, "the conversation has a system mess"),
         ("chatml", "a", {"system": "s", "chat": False}, "prompt 0 is not a conversation, so a system prompt and arg"),
-        ("qwen3", [5], {"chat_args": {"enable_thinking": False}}, "prompt 0 is not a conversation"),
+        ("qwen3", [5], {"chat_args": {"enable_thinking": False}}, "prompt 0 is a list of token ids"),
         (None, "a", {"system": "s"}, "has no chat template"),
         ("{% if %}", "a", {"chat_args": {"x": 1}}, "the chat template cannot be read: "),
     ],

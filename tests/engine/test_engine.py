@@ -388,9 +388,9 @@ def test_programs_in_memory_are_limited(engine, tmp_path, monkeypatch):
     (limit := tmp_path / "max_map_count").write_text("1")
     monkeypatch.setattr(compilation, "_MOST_MAPS", limit)
     jax.jit(lambda x: x + 1)(jnp.ones(3))  # maps are counted again when something was compiled
-    assert LOOP._cache_size() > 0
+    assert LOOP.cache_size() > 0
     session = engine.session(requests_of(engine.model, ["abcabc"], max_new_tokens=20))
-    assert LOOP._cache_size() == 0
+    assert LOOP.cache_size() == 0
     session.advance()
     assert engine.generate("abcabc", max_new_tokens=20)[0].tokens == before
 

@@ -224,7 +224,7 @@ def test_a_head_of_another_target_is_refused(eagle, tmp_path):
     with pytest.raises(CheckpointError, match="is for the drafter eagle, and not for medusa"):
         heads.read_head(target / "heads/eagle", "medusa")
     other = lm.shape(300, layers=1, hidden_size=32, head_dim=8, context=12)
-    with pytest.raises(CheckpointError, match="a vocabulary of 256, and this target's is 300"):
+    with pytest.raises(CheckpointError, match="is for a target of vocabulary 256, and this target's is 300"):
         heads.check_same_shape(target, config.model, other)
 
 

@@ -67,7 +67,7 @@ def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs,
     decode.clear_cache()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said
-    assert decode._cache_size() == 1, "every set must run in one program"
+    assert decode.cache_size() == 1, "every set must run in one program"
     log = (tmp_path / "whole.run/trials.jsonl").read_text().splitlines(keepends=True)
     assert len(log) == 2 + TRIALS  # settings and costs first
     lines = [json.loads(line) for line in log[2:]]
