@@ -234,5 +234,5 @@ def test_a_head_may_be_narrower_than_its_target(target, tmp_path):
     heads.write_config(tmp_path, head_config(Medusa(), shape, config, "float32"))
     assert read_shape(tmp_path, Medusa(), config.model) == shape
     wide = dataclasses.replace(config.model, hidden_size=999)
-    with pytest.raises(CheckpointError, match=f"a hidden size of {config.model.hidden_size}, and this target's is 999"):
+    with pytest.raises(CheckpointError, match=f"hidden size {config.model.hidden_size}, and this target's is 999"):
         read_shape(tmp_path, Medusa(), wide)
