@@ -191,7 +191,7 @@ def beside_others() -> str:
 
 
 EAGLES = {
-    "eagle@eagle": "`eagle`",
+    "eagle@./eagle": "`eagle`",
     "eagle3@base": "`eagle3`",
     "eagle3@one-tap": "one tap, the last layer's input, not three fused",
     "eagle3@one-step": "one step: no training-time test",
