@@ -140,8 +140,8 @@ def uses_eigen(dtype: Any) -> bool:
     """Whether the loop's products of several rows are computed by Eigen, not by YNNPACK as jaxlib 0.10 does by default.
 
     So in float32 on CPUs with AVX2 and without AVX-512. Forwards over 8 and 16 nodes of SmolLM2-135M take an EPYC 50
-    and 59 ms by Eigen, and 65 and 94 ms by YNNPACK; of builtin over 16 nodes 7.1 and 9.7 ms. In half precision Eigen is
-    several times slower, and YNNPACK has kernels for AVX-512.
+    and 59 ms by Eigen, and 65 and 94 ms by YNNPACK; of builtin over 16 nodes 7.1 and 9.7 ms, over 4 about the same. In
+    half precision Eigen is several times slower, and YNNPACK has kernels for AVX-512.
     """
     on_one_cpu = platform() == "cpu" and current_mesh() is None and not _no_device.get()
     return on_one_cpu and dtype == jnp.float32 and _has_avx2_only()
