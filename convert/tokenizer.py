@@ -137,7 +137,8 @@ def _make(file: Path, folder: Path) -> None:
     """Writes the tokenizer.json of a bare vocabulary. As in transformers, BOS goes before a text if no file differs."""
     config = _config(folder)
     tokenizer, named = vocabulary.read(file)
-    if config.get("legacy") is False and isinstance(tokenizer.normalizer, normalizers.Sequence):
+    before_text = tokenizer.normalizer is not None and b"Prepend" in tokenizer.normalizer.__getstate__()
+    if config.get("legacy") is False and before_text:
         # No space after a special token, as in transformers, where the first text then gets none before another space.
         tokenizer.normalizer = normalizers.Sequence([])
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)

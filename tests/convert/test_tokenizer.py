@@ -153,6 +153,21 @@ def test_a_space_follows_special_tokens_unless_legacy_is_false(sentencepiece_mod
         assert ours.encode("x</s>x") == [1, *map(id_of, ["▁", "x", "</s>", *space, "x"])]
 
 
+def test_no_space_is_added_where_the_model_has_none(sentencepiece_model: bytes, tmp_path: Path):
+    model = PIECES.ModelProto.FromString(sentencepiece_model)
+    model.normalizer_spec.add_dummy_prefix = False
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    for legacy in (True, False):
+        source, folder = write(tmp_path / f"hf{legacy}", None, {"legacy": legacy, **NAMED}), tmp_path / f"{legacy}"
+        (source / "tokenizer.model").write_bytes(model.SerializeToString())
+        folder.mkdir()
+        tokenizer.bring(source, folder)
+        ours = load_tokenizer(folder)
+        assert ours is not None
+        for text in ("x", "  x", "a  b   c"):
+            assert ours.encode(text) == [1, *reference.encode(text)]
+
+
 def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path):
     bpe = json.loads(of_bytes().to_str())["model"]
     merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in bpe["merges"])])
