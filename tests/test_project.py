@@ -16,7 +16,7 @@ import jaxtyping
 import pytest
 
 import jaxspec
-from benchmarks import tables
+from benchmarks import tables, verify_tables
 from jaxspec.model import rope
 from tests import release
 
@@ -151,9 +151,9 @@ def test_table_of_many_methods_sums_up_those_with_few_tokens_or_few_flips(monkey
     keys = ("greedy_tokens", "greedy_flips")
     found = {name: dict(zip(keys, each, strict=True)) for name, each in counts.items()}
     again = {"plain": found["brief"], "m15": found["m3"]}  # of another seed
-    monkeypatch.setattr(tables, "MOST_ROWS", 12)
-    monkeypatch.setattr(tables, "runs_in", lambda dtype: {"a": {"methods": found}, "b": {"methods": again}})
-    rows = tables.verify_methods("int8").splitlines()[2:]
+    monkeypatch.setattr(verify_tables, "MOST_ROWS", 12)
+    monkeypatch.setattr(verify_tables, "runs_in", lambda dtype: {"a": {"methods": found}, "b": {"methods": again}})
+    rows = verify_tables.verify_methods("int8").splitlines()[2:]
     assert rows[:2] == ["| `plain` against itself | 1,000 | 99 | 99.00 |", "| `m14` | 16,000 | 14 | 0.88 |"]
     assert "| `m15` | 32,000 | 18 | 0.56 |" in rows
     assert rows[-1] == f"| all 5 others | {4 * 16_000 + 100:,} | {0 + 1 + 2 + 3 + 90} | 1.50 |"
