@@ -14,7 +14,7 @@ from jaxspec.engine.continuous_batching import snapshots
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
 from jaxspec.engine.prefix_cache import PromptMemory
-from jaxspec.engine.requests import encode, requests_of
+from jaxspec.engine.requests import encode, requests_of, warn_if_greedy
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.engine.stop_strings import ShownText, StopStrings
@@ -44,6 +44,7 @@ class Conversation:
 def run(settings: Chat) -> None:
     """Reads lines from stdin and answers each on stdout, until the input ends; remarks go to stderr."""
     integer("max_new_tokens", settings.sampling.max_new_tokens, 1)
+    warn_if_greedy(settings.sampling)
     mesh = settings.devices.open()
     loading = {"dtype": settings.dtype, "mesh": mesh, "quantize": settings.quantize}
     engine = Engine.calibrated(settings.target, settings.method, **loading)
@@ -76,7 +77,7 @@ def run(settings: Chat) -> None:
             try:
                 answer(talk, line, settings, drafts)
             except ValueError as error:  # the prompt is too long, or its template does not take it
-                say(f"error: {error}; /reset starts a new conversation")
+                say(f"error: {error}")
             except KeyboardInterrupt:
                 say("stopped")
 
@@ -120,7 +121,7 @@ def begin(talk: Conversation, tokens: list[int], settings: Chat, record: bool) -
     if (room := (positions - len(tokens)) // 2) < 1:
         raise ValueError(
             f"the conversation has {len(tokens)} tokens, which leaves no room for an answer: the model has {positions} "
-            f"positions"
+            "positions; /reset starts a new conversation"
         )
     sampling = dataclasses.replace(settings.sampling, max_new_tokens=min(settings.sampling.max_new_tokens, room))
     requests = requests_of(talk.engine.model, [tokens], sampling=sampling)

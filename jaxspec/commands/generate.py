@@ -8,7 +8,7 @@ from rich.console import Console
 
 from jaxspec.engine.engine import TOGETHER, Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.requests import refuse_stateful
+from jaxspec.engine.requests import refuse_stateful, warn_if_greedy
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.host.arguments import check_unused, integer
 from jaxspec.host.terminal import say
@@ -27,6 +27,7 @@ def run(settings: Generate) -> None:
     """Generates a text for every prompt and prints it; statistics go to stderr."""
     prompts = prompts_of(settings)
     refuse_stateful("repetition_penalty", settings.repetition_penalty)
+    warn_if_greedy(settings.sampling)
     if settings.show_drafts and settings.format == "json":
         raise ValueError("--format json has no drafts: leave out --show-drafts")
     if settings.stream and (settings.prompts or settings.show_drafts or settings.format == "json"):

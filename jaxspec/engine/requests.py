@@ -11,6 +11,7 @@ from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.host.arguments import integer, one_each
+from jaxspec.host.terminal import say
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 """Text, token ids, or chat messages `[{"role": …, "content": …}, …]`."""
@@ -40,6 +41,12 @@ def refuse_stateful(name: str, value: Any) -> None:
             f"{name} is not supported: it makes the target's distribution depend on the whole text so far, which "
             "verification does not compute; leave it out"
         )
+
+
+def warn_if_greedy(sampling: SamplingParams) -> None:
+    """Warns on stderr of settings that greedy decoding does not use."""
+    if sampling.temperature == 0 and (sampling.top_p, sampling.top_k) != (1.0, 0):
+        say("warning: top_p and top_k have no effect at temperature 0, which means greedy decoding")
 
 
 def encode(

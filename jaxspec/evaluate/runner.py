@@ -12,7 +12,7 @@ from jaxspec.decoding.request import Request
 from jaxspec.decoding.round_records import to_rows
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.generation import Generation
-from jaxspec.engine.requests import encode
+from jaxspec.engine.requests import encode, warn_if_greedy
 from jaxspec.evaluate import quality
 from jaxspec.evaluate.questions import Question, next_prompt, read_questions
 from jaxspec.evaluate.reliability import tally
@@ -70,7 +70,9 @@ def check_counts(settings: Answers, *names: str) -> None:
 
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
-    """Warns of a scorer that is not installed, and of heads trained with other arguments of the chat template."""
+    """Warns of a scorer that is not installed, of heads trained with other arguments of the chat template, and of
+    sampling settings without effect."""
+    warn_if_greedy(plan.settings.sampling)
     suites = dict.fromkeys(question.suite for question in plan.questions)
     for why in filter(None, map(quality.missing, suites)):
         say(why)

@@ -125,6 +125,7 @@ def test_bytes_that_are_no_text_do_not_end_the_chat(talk, path):
     code, out, remarks = talk("caf\udce9", "ab")
     assert (code, out) == (0, f"{answer}\n")
     assert "holds U+DCE9 at " in remarks and "which is no character" in remarks
+    assert "new conversation" not in remarks
 
 
 def test_a_long_answer_leaves_room_for_the_next(talk):

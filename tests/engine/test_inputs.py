@@ -18,7 +18,7 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine import head_weights
-from jaxspec.engine.requests import requests_of
+from jaxspec.engine.requests import requests_of, warn_if_greedy
 from jaxspec.engine.stop_strings import ShownText
 from jaxspec.methods.method import parse_method
 from tests import checkpoints
@@ -48,6 +48,16 @@ def test_a_mesh_may_be_text(model: Checkpoint) -> None:
 
 
 class TestSamplingParams:
+    @pytest.mark.parametrize(
+        ("settings", "warned"),
+        [({}, False), ({"top_p": 0.9}, True), ({"top_k": 5}, True), ({"top_p": 0.9, "temperature": 1.0}, False)],
+    )
+    def test_greedy_decoding_warns_of_top_p_and_top_k(
+        self, settings: dict[str, Any], warned: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        warn_if_greedy(SamplingParams(**settings))
+        assert ("no effect at temperature 0" in capsys.readouterr().err) == warned
+
     def test_numbers_of_numpy_become_pythons(self) -> None:
         numbers: Any = (np.int64(3), np.float32(0.5), np.array(0.5), np.uint8(2), jnp.int32(1))
         given = SamplingParams(*numbers)
