@@ -108,6 +108,7 @@ def test_generate_names_it_like_any_other(monkeypatch, capsys):
 def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
     monkeypatch.setattr(demo, "NEW_TOKENS", 16)
     monkeypatch.setattr(demo, "REPEATS", 1)
+    monkeypatch.setattr(demo, "PROMPTS", 2)
     monkeypatch.setattr(demo, "METHODS", ("plain", "ngram+chain"))
     monkeypatch.setattr(demo, "Console", lambda **options: Console(**options, width=100))
     demo.run(Demo())
@@ -123,9 +124,9 @@ def test_demo_shows_a_text_and_a_table(monkeypatch, capsys):
 def test_the_table_of_the_demo_has_the_fastest_first(model, plain):
     for times in ((2.0, 1.0), (1.0, 2.0)):
         slow = {
-            name: [dataclasses.replace(plain[0], decode_seconds=seconds)]
+            name: [[dataclasses.replace(plain[0], decode_seconds=seconds)] * 2]
             for name, seconds in zip(("plain", "ngram+chain"), times, strict=True)
         }
         names, _, speedups, *_ = zip(*demo.rows(slow, model.target), strict=True)
-        assert list(names) == sorted(slow, key=lambda name: slow[name][0].decode_seconds)
+        assert list(names) == sorted(slow, key=lambda name: slow[name][0][0].decode_seconds)
         assert sorted(speedups) == sorted(["1.00x", f"{times[0] / times[1]:.2f}x"])
