@@ -77,7 +77,10 @@ def read_head(path: Path, drafter: str) -> HeadConfig:
     """The config of a head. Raises CheckpointError if it is missing, damaged, or for another drafter."""
     config = read_config(path)
     if config.drafter != drafter:
-        raise CheckpointError(f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}")
+        raise CheckpointError(
+            f"the head at {path} is for the drafter {config.drafter}, and not for {drafter}: name it "
+            f"{config.drafter}@{path.name}, or {config.drafter}@PATH outside its target's folder"
+        )
     return config
 
 

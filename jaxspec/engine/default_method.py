@@ -2,16 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head, read_config
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.costs.calibration import how_run, read_speeds, speeds_key
-from jaxspec.engine.head_weights import fitted, is_checkpoint
+from jaxspec.drafters import DRAFTERS
+from jaxspec.engine.head_weights import drafter_of, fitted, is_checkpoint
 from jaxspec.host.processes import broadcast_from_first
-from jaxspec.methods.method import Method, default_method, parse_method
+from jaxspec.methods.method import Method, default_method, parse_method, typed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +61,20 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     found = broadcast_from_first(kept)
     if "fastest" in found:
         return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    method = named_by_head(path, default_method(heads))
+    method = named_by_head(path, default_method(_typed(path, heads)))
     with contextlib.suppress(CheckpointError):  # loading the head raises it again
         method = fitted(path, method)
     return Default(method, f"first in the order of preference; {found['missing']}")
+
+
+def _typed(path: Path, heads: Sequence[str]) -> Iterator[str]:
+    """The heads of a checkpoint as in methods, DRAFTER or DRAFTER@HEAD, whatever their folders are called. One that
+    cannot be read counts as the drafter of that name, so that loading it says what is wrong."""
+    for head in heads:
+        try:
+            yield typed(drafter_of(path, head).name, head)
+        except CheckpointError:
+            yield from [head] if head in DRAFTERS else []
 
 
 def named_by_head(path: Path, usual: Method) -> Method:
@@ -77,8 +88,9 @@ def named_by_head(path: Path, usual: Method) -> Method:
         return usual
     try:
         method = usual if text is None else parse_method(text)
-        if method.head != usual.head:
-            raise ValueError(f"method {text!r} is not one of this head; write {usual.head} before its settings")
+        if method.drafter.name != usual.drafter.name or method.head not in (usual.head, usual.drafter.name):
+            drafter = typed(usual.drafter.name, usual.head)
+            raise ValueError(f"method {text!r} is not one of this head; write {drafter} before its settings")
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
-    return method
+    return dataclasses.replace(method, head=usual.head)

@@ -11,7 +11,7 @@ from jaxspec.controllers import CONTROLLERS
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.engine.default_method import named_by_head
 from jaxspec.engine.head_weights import drafter_of, estimates, fitted
-from jaxspec.methods.method import HISTORY, default_method, parse_method
+from jaxspec.methods.method import HISTORY, default_method, parse_method, typed
 
 ALL = "all"
 CHAIN = "chain,length=5"  # as EAGLE's n-α and EDD's Table 1
@@ -60,7 +60,7 @@ def _methods(target: Path) -> Iterator[str]:
     yield "plain"
     by_head = usable_heads(target)
     yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
-    best = default_method(by_head)
+    best = default_method(by_head.values())
     if (named := named_by_head(target, best)) != best:
         yield str(named)
     drafter = typed(best.drafter.name, best.head)
@@ -75,8 +75,3 @@ def _methods(target: Path) -> Iterator[str]:
         if has_predictor(target, head):
             yield from (f"{learned}+chain+{name}" for name in ("beta-ts", "cali-ts"))
     yield from (f"{drafter}+chain,length={length}" for length in LENGTHS)
-
-
-def typed(drafter: str, head: str | None) -> str:
-    """The name DRAFTER or DRAFTER@HEAD that a user would type."""
-    return drafter if head in (None, drafter) else f"{drafter}@{head}"

@@ -1,7 +1,7 @@
 """Method names, `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`, and what they mean."""
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from jaxspec.builders import BUILDERS, Chain
@@ -187,10 +187,18 @@ def parse_method(text: str) -> Method:
     return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None, history=history)
 
 
-def default_method(heads: Collection[str]) -> Method:
-    """That of the head of the best rank; prompt lookup, which needs none, otherwise."""
-    ranked = [(kind.rank, name) for name, kind in DRAFTERS.items() if kind.rank is not None and name in heads]
-    return parse_method(min(ranked)[1] if ranked else "ngram")
+def typed(drafter: str, head: str | None) -> str:
+    """The name DRAFTER or DRAFTER@HEAD that a user would type."""
+    return drafter if head in (None, drafter) else f"{drafter}@{head}"
+
+
+def default_method(heads: Iterable[str]) -> Method:
+    """That of the head of the best rank, of heads named DRAFTER or DRAFTER@HEAD; prompt lookup if there is none."""
+    named = [text.partition("@")[::2] for text in heads]
+    ranked = [(rank, head, drafter) for drafter, head in named if (rank := DRAFTERS[drafter].rank) is not None]
+    _, head, drafter = min(ranked, default=(0, "", "ngram"))
+    method = parse_method(drafter)
+    return dataclasses.replace(method, head=head) if head else method
 
 
 def _history(settings: list[str], text: str) -> tuple[list[str], int]:

@@ -10,8 +10,8 @@ import numpy as np
 from jaxspec.builders import BUILDERS
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.engine.head_weights import estimates
-from jaxspec.evaluate.all_methods import ALL, has_predictor, typed, usable_heads
-from jaxspec.methods.method import HISTORY, Method, default_method, parse_method
+from jaxspec.evaluate.all_methods import ALL, has_predictor, usable_heads
+from jaxspec.methods.method import HISTORY, Method, default_method, parse_method, typed
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
@@ -74,7 +74,7 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
     works the same with each, and twice as many drafters would take twice the time.
     """
     by_head = usable_heads(target)
-    drafters, best = ["ngram", *by_head.values()], default_method(by_head)
+    drafters, best = ["ngram", *by_head.values()], default_method(by_head.values())
     if best.head is not None:
         drafters.append(f"{typed(best.drafter.name, best.head)},{HISTORY}={MATCH}")
     builders = itertools.chain(*(BUILDER_SETTINGS.get(name, (name,)) for name in BUILDERS))

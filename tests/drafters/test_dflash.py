@@ -294,6 +294,8 @@ def test_methods():
         parse_method("dflash,block=1")
     assert default_method(["eagle", "eagle3", "dflash"]).drafter == Dflash()
     assert default_method(["layer-skip", "draft-model"]).head == "draft-model"
+    assert default_method(["eagle@b", "eagle@a", "layer-skip"]) == parse_method("eagle@a")
+    assert default_method(["eagle@a", "eagle"]) == parse_method("eagle")
 
 
 def test_a_trained_block_bounds_what_is_drafted(tmp_path: Path):

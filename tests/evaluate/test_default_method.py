@@ -1,6 +1,7 @@
 """The default method: the fastest of those that `jaxspec calibrate --all` timed, or the first in the order of
 preference."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -119,17 +120,19 @@ def test_a_default_head_that_cannot_be_read_is_said_when_it_is_loaded(model):
 
 
 @pytest.mark.parametrize(
-    ("method", "expected"),
+    ("name", "method", "expected"),
     [
-        (None, "medusa"),
-        ("medusa,history=4+chain,length=2", "medusa,history=4+chain,length=2"),
-        ("eagle+chain", "is not one of this head; write medusa"),
-        ("medusa+nothing", "there is no builder or controller 'nothing'"),
-        (3, "is not the config of a trained head"),
+        ("medusa", None, "medusa"),
+        ("eagle", None, "medusa"),  # whatever its folder is called
+        ("mine", "medusa,history=4+chain,length=2", "medusa,history=4+chain,length=2"),
+        ("medusa", "eagle+chain", "is not one of this head; write medusa before"),
+        ("mine", "eagle@mine+chain", "is not one of this head; write medusa@mine before"),
+        ("medusa", "medusa+nothing", "there is no builder or controller 'nothing'"),
+        ("medusa", 3, "is not the config of a trained head"),
     ],
 )
-def test_a_head_may_name_its_default(model, method, expected):
-    folder, config = model.path / "heads" / "medusa", model.config.model
+def test_a_head_may_name_its_default(model, name, method, expected):
+    folder, config = model.path / "heads" / name, model.config.model
     drafter = Medusa()
     shape = drafter.head_for(config)
     head = drafter.build_head(shape, nnx.Rngs(0))
@@ -138,8 +141,9 @@ def test_a_head_may_name_its_default(model, method, expected):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"method": method}))
     again = load(model.path)
     if method is None or " " not in expected:
-        assert str(Engine(again).method) == str(parse_method(expected))
-        assert method is None or str(parse_method(expected)) in map(str, map(parse_method, all_methods(model.path)))
+        expected = str(dataclasses.replace(parse_method(expected), head=name))
+        assert str(Engine(again).method) == expected
+        assert method is None or expected in map(str, map(parse_method, all_methods(model.path)))
     else:
         with pytest.raises(CheckpointError, match=expected):
             Engine(again)
