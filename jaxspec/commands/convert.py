@@ -35,6 +35,7 @@ def convert_llama(settings: Llama) -> None:
 
 def convert_head(settings: Head) -> None:
     from jaxspec.convert import folders, heads
+    from jaxspec.methods.method import typed
 
     target, taps = locate(settings.target), settings.taps
     if settings.draft_ids is not None or settings.draft_vocab is not None or settings.data is not None:
@@ -42,7 +43,10 @@ def convert_head(settings: Head) -> None:
         return
     numbers = None if taps is None else _numbers(taps)
     with folders.at_hand(settings.src, settings.revision, folders.HEAD_WEIGHTS) as source:
-        heads.convert(source, settings.out, target, settings.dtype, numbers, settings.rows)
+        config = heads.convert(source, settings.out, target, settings.dtype, numbers, settings.rows)
+    beside = settings.out.parent == target / "heads"
+    where = settings.out.name if beside else f"{'' if settings.out.is_absolute() else './'}{settings.out}"
+    say(f"decode with it by --method {typed(config.drafter, where)}")
 
 
 def _cut_head(settings: Head, target: Path) -> None:

@@ -21,6 +21,7 @@ from tests.convert.commands import (
     refused_export,
     refused_head,
     run,
+    said,
     tensors,
 )
 from tests.convert.published_heads import (
@@ -95,7 +96,7 @@ def test_inspect(kind: str, published: dict, ours: dict, same: list[str], folder
     source = write(folder / "head", *KINDS[kind](folder / "hf", "float16"))
     before = inspected(source)
     assert published.items() <= before.items(), before
-    imported(folder, source)
+    assert f"decode with it by --method {kind}@head\n" in said(folder, source)
     after = inspected(folder / HEAD)
     assert {"format": f"jaxspec head for the drafter {kind}, exported in float16", **ours}.items() <= after.items()
     assert {key: after[key] for key in same} == {key: before[key] for key in same}
