@@ -3,24 +3,20 @@
 import contextlib
 import functools
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from rich import filesize
 
-from jaxspec.checkpoint import config_json, heads
-from jaxspec.checkpoint.builtin import HUB_ID
+from jaxspec.checkpoint import config_json, heads, hub
+from jaxspec.checkpoint.builtin import is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, VOCABULARIES
 from jaxspec.host import atomic, buckets
 from jaxspec.host.buckets import in_bucket, to_path
-from jaxspec.host.terminal import progress, say
+from jaxspec.host.terminal import called, progress
 
-T = TypeVar("T")
-PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub
-BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
 _CONFIGS = ["config.json", "generation_config.json", "params.json", "adapter_config.json", *FILES]
 # Weight files at the top of a repository. Safetensors come first, because reading them does not need PyTorch.
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin", "consolidated*.safetensors", "consolidated.*.pth")
@@ -51,8 +47,8 @@ _KINDS = (
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Path:
     """A local folder, or that of a hub model's configs, tokenizer and the first of `weights` there, without code."""
+    check_revision(source, revision)
     if not is_hub_id(source):
-        check_no_revision(source, revision)
         return to_path(source)
     from huggingface_hub import snapshot_download
 
@@ -61,7 +57,7 @@ def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS
     folder = Path()
     for pattern in weights or ("",):
         download = functools.partial(snapshot_download, source, revision=revision, allow_patterns=_files(pattern))
-        folder = Path(ask_hub(source, download))
+        folder = Path(hub.ask(source, download))
         if pattern and any(folder.glob(pattern)):
             break
     return folder
@@ -116,11 +112,19 @@ def at_hand(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHT
     if not in_bucket(there := to_path(source)):
         yield locate(source, revision, weights)
         return
-    check_no_revision(source, revision)
+    check_revision(source, revision)
     with scratch(source) as folder:
         place = folder / there.name
-        try:
+        with named(place, source):
             yield copy(there, place, weights)
+
+
+@contextlib.contextmanager
+def named(place: Path, source: str) -> Iterator[None]:
+    """In remarks and errors, a copy on this disk has the name of its source."""
+    with called(place, source):
+        try:
+            yield
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(str(place), source)) from error
 
@@ -153,41 +157,12 @@ def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
     return place
 
 
-def check_no_revision(source: str, revision: str | None) -> None:
-    """Raises CheckpointError if an argument that is not a hub id has a revision."""
-    if revision is not None:
+def check_revision(source: str, revision: str | None) -> None:
+    """Raises CheckpointError for an empty revision, and for one of an argument that is not a hub id."""
+    if revision == "":
+        raise CheckpointError("--revision is empty; name one or omit it")
+    if revision is not None and not is_hub_id(source):
         raise CheckpointError(f"--revision needs a hub id, and {source} is not one")
-
-
-def ask_hub(name: str, work: Callable[[], T]) -> T:
-    """What `work` finds of a model on the hub, tried again while that is busy. Raises CheckpointError if it fails."""
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    for pause in (*PAUSES, None):
-        try:
-            return work()
-        except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-            raise CheckpointError(
-                f"{name} is neither a local folder nor in the hub's cache, and the hub cannot be reached; check the "
-                "path, or the network and HF_HUB_OFFLINE"
-            ) from error
-        except Exception as error:
-            response: Any = error.response if isinstance(error, HfHubHTTPError) else None
-            status = None if response is None else response.status_code
-            broken = type(error).__module__.startswith("httpx")  # the library's own errors of a connection
-            if not broken and not isinstance(error, HfHubHTTPError | HFValidationError | OSError):
-                raise
-            if pause is None or not (broken or status in BUSY):
-                reason = " ".join(str(error).split())[:200]
-                raise CheckpointError(f"{name} cannot be fetched from the hub: {reason}") from error
-            say(f"the hub {f'answers {status}' if status else 'does not answer'}; trying again in {pause} s")
-            time.sleep(pause)
-    raise AssertionError("the last pause is None")
-
-
-def is_hub_id(source: str) -> bool:
-    """Whether an argument has the form `org/model` and is not an existing path."""
-    return HUB_ID.fullmatch(source) is not None and not Path(source).exists()
 
 
 def weights_file(path: Path) -> Path | None:
@@ -215,7 +190,7 @@ def format_of(path: Path) -> str | None:
 def read_config(source: Path) -> dict[str, Any]:
     """The config.json of a folder to convert. Raises CheckpointError if there is none, or it is jaxspec's own."""
     if not source.is_dir():
-        raise CheckpointError(f"{source} is not a folder; name a Hugging Face or Meta folder, or a hub id")
+        raise CheckpointError(_no_folder(source))
     if (source / "adapter_config.json").is_file():
         base = read_json(source / "adapter_config.json").get("base_model_name_or_path")
         raise CheckpointError(
@@ -227,6 +202,18 @@ def read_config(source: Path) -> dict[str, Any]:
         kind, more = ("checkpoint", "") if ours == config_json.FORMAT else ("head", ", or cut it with --draft-vocab")
         raise CheckpointError(f"{source} is a jaxspec {kind} already; use it as it is, or `export` it{more}")
     return read_json(source / "config.json")
+
+
+def _no_folder(path: Path) -> str:
+    """A sentence on a path that is no folder, and what to name."""
+    name, _, revision = str(path).partition("@")
+    if path.exists():
+        return f"{path} is a file; name the folder that holds it and its config.json"
+    if hub.ID.fullmatch(str(path)) and (org := path.parent).exists():
+        return f"there is no folder {path}, and it is not looked up on the hub, since there is a folder {org}"
+    if revision and hub.ID.fullmatch(name):
+        return f"{path} is not a folder; write {name} --revision {revision} for that revision on the hub"
+    return f"{path} is not a folder; name a Hugging Face or Meta folder, or a hub id"
 
 
 def read_json(path: Path) -> dict[str, Any]:

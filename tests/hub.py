@@ -21,11 +21,13 @@ class Hub:
     Attributes:
         models: the folder of each model by its name ORG/NAME.
         faults: statuses with which it answers the next requests of files whose name contains the key.
+        refusals: status and headers with which it answers the next requests about a model or data set, by its name.
         requests: the files that were asked for by GET, in order.
     """
 
     def __init__(self, models: dict[str, Path]):
         self.models, self.faults, self.requests = models, dict[str, list[int]](), list[str]()
+        self.refusals = dict[str, list[tuple[int, dict[str, str]]]]()
         handler = type("Handler", (_Handler,), {"hub": self})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.server.daemon_threads = True
@@ -50,6 +52,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
+        if refusals := next((each for name, each in self.hub.refusals.items() if f"/{name}" in path and each), None):
+            status, headers = refusals.pop(0)
+            self.reply(status, b"{}", headers)
+            return
         for name, folder in self.hub.models.items():
             if path.startswith(f"/api/models/{name}"):
                 about = _about(name, folder)

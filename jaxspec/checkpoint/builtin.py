@@ -2,9 +2,9 @@
 
 import dataclasses
 import importlib
-import re
 from pathlib import Path
 
+from jaxspec.checkpoint import hub
 from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 
@@ -12,7 +12,6 @@ BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
 QUESTIONS = FOLDER.parent / "questions"
 _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +55,17 @@ def locate(target: str | Path) -> Path:
     if first == BUILTIN and (not rest or inside.exists()):
         return inside
     if first in PUBLISHED and not Path(first).exists():
-        if not PUBLISHED[first].folder.is_dir():
+        from jaxspec.host.atomic import is_whole  # loads JAX, which --help does not
+
+        if not is_whole(folder := PUBLISHED[first].folder):
             raise ValueError(f"{first} is not on this machine yet; run `jaxspec get {first}` first")
-        return PUBLISHED[first].folder.joinpath("checkpoint", *rest)
+        return folder.joinpath("checkpoint", *rest)
     return from_hub(str(target)) if is_hub_id(target) else to_path(target)
 
 
 def is_hub_id(name: str | Path) -> bool:
     """Whether a text has the form ORG/NAME, and there is neither a file of that name nor a folder ORG."""
-    if HUB_ID.fullmatch(str(name)) is None or Path(name).parent.exists():
+    if hub.ID.fullmatch(str(name)) is None or Path(name).parent.exists():
         return False
     return Path(name).parts[0] not in (BUILTIN, *PUBLISHED)
 

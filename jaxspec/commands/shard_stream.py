@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 from rich import filesize
 
-from jaxspec.checkpoint import checksums, config_json, parameters
+from jaxspec.checkpoint import checksums, config_json, hub, parameters
+from jaxspec.checkpoint.builtin import is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.convert import folders, llama, readers, tokenizer, transfer
 from jaxspec.convert.readers import Source, Tensor
@@ -30,6 +31,7 @@ from jaxspec.model.quantization import check as check_quantization
 
 AT_ONCE = 2  # files of weights on the disk: one that is converted, and the next
 RECORDS = ".shards"
+CONFIGS = "configs"  # folder on the disk with the copies of a bucket's
 _WHOLE = folders.MODEL_FILES[0]
 _INDEX = f"{_WHOLE}{folders.INDEX}"
 _SHARDS = re.compile(r"model-\d+-of-\d+\.safetensors")
@@ -63,7 +65,7 @@ class HubModel:
         from huggingface_hub import HfApi
 
         read = lambda: HfApi().parse_safetensors_file_metadata(self.name, file, revision=self.version)
-        tensors = folders.ask_hub(self.name, read).tensors
+        tensors = hub.ask(self.name, read).tensors
         return {name: (info.dtype, tuple(info.shape)) for name, info in tensors.items()}
 
     def download(self, shard: Shard, scratch: Path) -> Path:
@@ -72,7 +74,7 @@ class HubModel:
 
         file, where = scratch / shard.name, {"revision": self.version, "local_dir": scratch}
         atomic.check_room(file, shard.size)
-        folders.ask_hub(self.name, lambda: hf_hub_download(self.name, shard.name, **where))
+        hub.ask(self.name, lambda: hf_hub_download(self.name, shard.name, **where))
         with file.open("rb") as stream:
             damaged = shard.digest not in (None, hashlib.file_digest(stream, "sha256").hexdigest())
         if damaged:
@@ -97,7 +99,7 @@ class BucketModel:
         return str(self.folder)
 
     def configs(self, scratch: Path) -> Path:
-        return folders.copy(self.folder, scratch / "configs", weights=())
+        return folders.copy(self.folder, scratch / CONFIGS, weights=())
 
     def header(self, file: str) -> Header:
         path = self.folder / file
@@ -124,21 +126,21 @@ def look(source: str, revision: str | None) -> Model | None:
 
     Raises CheckpointError if there is no such model.
     """
+    folders.check_revision(source, revision)
     if buckets.in_bucket(folder := buckets.to_path(source)):
-        folders.check_no_revision(source, revision)
         there = {file.name: file for file in folder.iterdir()} if folder.is_dir() else {}
         shard = lambda name: Shard(name, there[name].stat().st_size, buckets.md5(there[name]))
         found = {name: shard(name) for name in _weights(there, lambda: folder / _INDEX)}
         version = hashlib.sha256(json.dumps([*found.values()]).encode()).hexdigest()
         return BucketModel(folder, version, found) if found else None
-    if not folders.is_hub_id(source):
+    if not is_hub_id(source):
         return None
     from huggingface_hub import HfApi, hf_hub_download
 
-    info = folders.ask_hub(source, lambda: HfApi().model_info(source, revision=revision, files_metadata=True))
+    info = hub.ask(source, lambda: HfApi().model_info(source, revision=revision, files_metadata=True))
     files = {file.rfilename: file for file in info.siblings or ()}
     sha256 = lambda file: file.lfs.sha256 if file.lfs else None
-    index = lambda: Path(folders.ask_hub(source, lambda: hf_hub_download(source, _INDEX, revision=info.sha)))
+    index = lambda: Path(hub.ask(source, lambda: hf_hub_download(source, _INDEX, revision=info.sha)))
     found = {name: Shard(name, files[name].size or 0, sha256(files[name])) for name in _weights(files, index)}
     return HubModel(source, info.sha, found) if found and info.sha is not None else None
 
@@ -202,7 +204,12 @@ def convert(
         ValueError: also if `out` was begun with other arguments.
     """
     check_quantization(quantize)
-    with folders.scratch(model.name) as folder, contextlib.closing(Shards(model, folder)) as shards:
+    with (
+        folders.scratch(model.name) as folder,
+        contextlib.closing(Shards(model, folder)) as shards,
+        folders.named(folder, model.name),
+        folders.named(folder / CONFIGS, model.name),
+    ):
         source = model.configs(folder)
         planned, tensors = llama.plan(source, dtype, headers(shards))
         config = dataclasses.replace(planned, dtype=dtype or planned.dtype, quantize=quantize)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxspec.checkpoint import hub
 from jaxspec.checkpoint.builtin import locate_prompts
 from jaxspec.engine.requests import Prompt
 from jaxspec.host.buckets import in_bucket
@@ -193,23 +194,14 @@ def download(name: str, file: str | None = None) -> Path:
     Raises ValueError if there is no such data set or file, no network, or several suitable files, which it lists.
     """
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError
 
-    unreachable = (
-        f"{name} is not a local file, it is not in the hub's cache, and the hub cannot be reached; check the path, or "
-        "the network and HF_HUB_OFFLINE"
-    )
     try:
         return Path(hf_hub_download(name, file or _choose(name), repo_type="dataset"))
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
-        raise ValueError(unreachable) from error
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ValueError(f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}") from error
     except Exception as error:
-        # Errors of its HTTP client, which huggingface-hub does not wrap: by its version of httpx2, httpx or requests.
-        if not type(error).__module__.startswith("httpx"):
+        if not isinstance(error, HFValidationError | OSError) and not hub.is_of_client(error):
             raise
-        raise ValueError(unreachable) from error
+        raise ValueError(hub.reason(name, error, "data set")) from error
 
 
 def _listed(name: str) -> list[str]:

@@ -4,11 +4,26 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_names: dict[str, str] = {}  # of temporary folders
 
 
 def say(text: str) -> None:
     """One remark."""
+    for place, name in reversed(_names.items()):
+        text = text.replace(place, name)
     print(text, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def called(place: Path, name: str) -> Iterator[None]:
+    """In remarks, a temporary folder has the name of what it becomes or is a copy of."""
+    _names[str(place)] = name
+    try:
+        yield
+    finally:
+        del _names[str(place)]
 
 
 _SECONDS = 10  # between lines

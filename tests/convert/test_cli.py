@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from rich import filesize
 
-from jaxspec.convert import folders
 from jaxspec.host import atomic, terminal
 from tests import hf_models
 from tests.convert.commands import Result, inspected, run
@@ -167,13 +166,6 @@ def test_hub_out_of_reach(tmp_path: Path):
     assert result.code == 2
     assert "the hub cannot be reached" in result.last
     assert only(tmp_path) == []
-
-
-def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "org" / "here").mkdir(parents=True)
-    assert folders.is_hub_id("org/model-7B.v1")
-    assert not any(map(folders.is_hub_id, ("org/here", "model", "/org/model", "./org/model", "a/b/c")))
 
 
 def test_progress_in_plain_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -39,6 +39,7 @@ def test_a_model_and_its_tokenizer(in_bucket: Bucket, target: Path, tmp_path: Pa
     result = run("llama", SOURCE, out)
     assert result.code == 0, result.err
     assert not in_bucket.faults[0].left
+    assert f"warning: {SOURCE} holds no tokenizer" in result.err, "not the copy, which is removed"
     read = [each for each in in_bucket.requests if each.startswith("GET") and "alt=media" in each]
     assert any("tool_use.jinja" in each for each in read) and not any("notes.bin" in each for each in read)
     both = [parameters.module_to_dict(jaxspec.load(path).target) for path in (out, target / "ckpt")]
@@ -85,7 +86,8 @@ def test_what_is_refused(in_bucket: Bucket, target: Path, tmp_path: Path, monkey
         patch.setattr(buckets, "md5", lambda _: "another")
         assert "it arrived damaged; run the same command again" in run("llama", SOURCE, out).last
     to_path(f"{SOURCE}/config.json").write_text("{")
-    assert run("llama", SOURCE, out).last.startswith(f"error: {SOURCE}/config.json is not valid JSON (")
+    for place in (out, f"gs://{NAME}/ckpt"):  # the latter file by file
+        assert run("llama", SOURCE, place).last.startswith(f"error: {SOURCE}/config.json is not valid JSON (")
     in_bucket.faults = [Fault("^GET .*alt=media", 403, 1000)]
     assert f"error: {SOURCE}" in run("llama", SOURCE, out).last
     assert not out.exists()

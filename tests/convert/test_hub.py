@@ -1,6 +1,7 @@
 """Hub ids wherever a checkpoint or head is: converted once, for the target that a head is used with."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint import builtin, config_json, heads
+from jaxspec.checkpoint import hub as requests
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.evaluate.questions import read_questions
 from jaxspec.planning import shapes
 from tests import hf_models
 from tests.convert import gguf_files, published_heads, record_gguf_ids
@@ -157,3 +160,55 @@ def test_what_is_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert builtin.is_hub_id("org/model-7B.v1") and builtin.is_hub_id(Path("org/model"))
     for name in ("runs/model", "model", "/org/model", "./org/model", "a/b/c", "builtin/heads"):
         assert not builtin.is_hub_id(name)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (401, "GatedRepo", "org/model is gated: ask for access on its page of the hub, and set HF_TOKEN to a token"),
+        (403, "GatedRepo", "org/model is gated: ask for access on its page of the hub, and set HF_TOKEN to a token"),
+        (401, "RepoNotFound", "the hub has no such {}, or it is private; check the name, or set HF_TOKEN to a token"),
+        (404, "RevisionNotFound", "org/model has no such revision on the hub; check --revision"),
+        (403, "", "the hub denies access to org/model (403); set HF_TOKEN to a valid token that may read it"),
+        (410, "", "org/model cannot be fetched from the hub: "),
+    ],
+)
+def test_what_the_hub_refuses(status: int, code: str, said: str, tmp_path: Path):
+    with running({}, tmp_path / "hub") as hub:
+        hub.refusals = {"org/model": [(status, {"X-Error-Code": code})] * 9}
+        result = run("llama", "org/model", tmp_path / "ckpt")
+        assert (result.code, len(result.err.splitlines())) == (2, 1), result.err
+        assert said.format("model") in result.last
+        with pytest.raises(ValueError, match=re.escape(said.format("data set"))):
+            read_questions("org/model")
+    assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_busy_hub_names_the_pause(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pauses = list[int]()
+    monkeypatch.setattr(requests.time, "sleep", pauses.append)
+    with running({"org/model": target / "hf"}, tmp_path / "hub") as hub:
+        hub.refusals = {"org/model": [(429, {"Retry-After": "45"})] * 2 + [(503, {})] * 2}
+        result = run("llama", "org/model", tmp_path / "ckpt")
+    assert result.code == 0, result.err
+    assert 45 in pauses and "the hub answers 429; trying again in 45 s" in result.err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "here/none",
+            "there is no folder here/none, and it is not looked up on the hub, since there is a folder here",
+        ),
+        ("org/model@v2", "org/model@v2 is not a folder; write org/model --revision v2 for that revision on the hub"),
+        ("here/file", "here/file is a file; name the folder that holds it and its config.json"),
+        ("none", "none is not a folder; name a Hugging Face or Meta folder, or a hub id"),
+    ],
+)
+def test_what_is_not_looked_up(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("here").mkdir()
+    Path("here", "file").touch()
+    assert run("llama", name, "out").last == f"error: {said}"
+    assert run("llama", "org/model", "out", "--revision", "").last == "error: --revision is empty; name one or omit it"

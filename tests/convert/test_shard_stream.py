@@ -16,9 +16,10 @@ from huggingface_hub import constants
 
 import jaxspec
 from jaxspec.checkpoint import checksums, parameters
+from jaxspec.checkpoint import hub as requests
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.commands import shard_stream
-from jaxspec.convert import folders, llama
+from jaxspec.convert import llama
 from jaxspec.host import buckets
 from jaxspec.host.buckets import to_path
 from tests import hf_models, hub
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def there(folder: Path, in_bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
     """A hub with that model as org/model."""
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(folders, "PAUSES", (0, 0))
+    monkeypatch.setattr(requests, "PAUSES", (0, 0))
     with hub.running({"org/model": folder}, tmp_path / "hub") as found:
         yield found
 
@@ -250,4 +251,4 @@ def test_a_hub_that_stays_busy(there: hub.Hub, in_bucket: Bucket):
 
 def test_no_such_model(there: hub.Hub):
     result = run("llama", "org/other", OUT)
-    assert result.code == 2 and "org/other cannot be fetched from the hub: " in result.last
+    assert result.code == 2 and "there is no org/other here, and the hub has no such model" in result.last

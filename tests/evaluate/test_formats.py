@@ -229,5 +229,5 @@ def test_a_cached_data_set_is_read_without_the_hub(
 
 
 def test_no_hub_to_reach():
-    with pytest.raises(ValueError, match="not in the hub's cache, and the hub cannot be reached"):
+    with pytest.raises(ValueError, match="in the hub's cache, and the hub cannot be reached"):
         read_questions("org/no-such-data-set")
