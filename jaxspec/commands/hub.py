@@ -31,8 +31,8 @@ def fetch(name: str, target: Path | None = None) -> Path:
     if jax.process_count() > 1:
         command = f"llama {name}" if target is None else f"head {name} --target {target}"
         raise CheckpointError(
-            f"{name} was not converted on this host yet, and several hosts cannot share its cache folder; run first: "
-            f"jaxspec-convert {command} FOLDER, and name a FOLDER that all of them see"
+            f"{name} is not converted yet, which a command on several hosts does not do; run first: jaxspec-convert "
+            f"{command} FOLDER, and name a FOLDER that all of them see"
         )
     source = folders.locate(name, None, folders.WEIGHTS if target is None else folders.HEAD_WEIGHTS)
     is_model = head is None or head_kinds.kind_of(source) == "model"

@@ -12,7 +12,10 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint import builtin, checksums, heads
 from jaxspec.commands import get, main
+from jaxspec.host.atomic import UNFINISHED
+from jaxspec.host.buckets import to_path
 from tests import hf_models
+from tests.bucket import NAME
 from tests.convert import gguf_files, record_gguf_ids
 
 PIP = """
@@ -97,6 +100,25 @@ def test_a_fetched_model_has_a_name(cache, tmp_path, monkeypatch, capsys):
     assert ours.read_text() == '{"of": "an earlier version"}'
     Path("smollm2").mkdir()
     assert builtin.locate("smollm2") == Path("smollm2"), "a path comes first"
+
+
+def test_a_cache_in_a_bucket(cache, in_bucket, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAXSPEC_CACHE", f"gs://{NAME}/cache")
+    (own := tmp_path / "own" / "eagle3" / "params").mkdir(parents=True)
+    for file in (own / "a", own.parent / "config.json"):
+        file.write_text("{}")
+    checksums.write(own.parent)
+    with_heads = dataclasses.replace(builtin.PUBLISHED["smollm2"], heads=tmp_path / "own")
+    monkeypatch.setitem(builtin.PUBLISHED, "smollm2", with_heads)
+    to_path(f"gs://{NAME}/cache/models/tiny-model-1.0/{UNFINISHED}").write_text("")  # as a killed process leaves it
+    assert "run `jaxspec get smollm2` first" in run(monkeypatch, capsys, "methods", "--target", "smollm2")[1]
+    code, err = run(monkeypatch, capsys, "get", "smollm2")
+    assert code == 0, err
+    assert f"it is in gs://{NAME}/cache/models/tiny-model-1.0 now" in err
+    assert jaxspec.load("smollm2").heads == ("eagle3",)
+    assert checksums.verify(builtin.locate("smollm2")) > 10
+    assert "nothing to do" in run(monkeypatch, capsys, "get", "smollm2")[1]
+    assert not [name for name in in_bucket.names() if name.endswith(UNFINISHED)] and not Path("gs:").exists()
 
 
 @pytest.mark.parametrize("damage", ["network", "bytes", "conversion"])
