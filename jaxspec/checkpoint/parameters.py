@@ -164,12 +164,23 @@ def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: in
     """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each."""
     # Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
     parts = dict[str, list[str]]()
-    with _writing():
+    with _writing(), _described(folder):
         for group in _groups(params, group_bytes):
             parts[part := f"{prefix}{len(parts):05}"] = [*group]
             ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
             group.clear()
     return parts
+
+
+@contextlib.contextmanager
+def _described(folder: Path) -> Iterator[None]:
+    """Turns errors of TensorStore and gcsfs about access to a bucket into OSError."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, CheckpointError | OSError) or not _OF_A_BUCKET.search(f"{type(error)} {error}"):
+            raise
+        raise described(error, folder) from error
 
 
 def write_index(folder: Path, parts: Mapping[str, Sequence[str]]) -> None:

@@ -93,6 +93,14 @@ def test_without_permission(in_bucket: Bucket, hf: Path):
     assert result.last.startswith(f"error: gs://{NAME}/ckpt/.unfinished: access is denied; ask the owner of the bucket")
 
 
+def test_parameters_that_cannot_be_written(in_bucket: Bucket, hf: Path):
+    in_bucket.faults = [Fault("^(POST|PUT) .*params", 403, 1000)]
+    result = run("llama", hf, f"gs://{NAME}/ckpt")
+    assert result.code == 1 and "error: gs://" in result.last
+    assert "/ckpt/params: access is denied; ask the owner of the bucket" in result.last
+    assert in_bucket.names() == []
+
+
 def test_parameters_without_permission(in_bucket: Bucket, hf: Path):
     ckpt = f"gs://{NAME}/ckpt"
     llama.convert(hf, to_path(ckpt))
