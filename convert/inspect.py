@@ -49,7 +49,10 @@ def verify(path: Path) -> None:
 def _of_checkpoint(path: Path) -> Iterable[tuple[str, Any]]:
     config = config_json.read_config(path)
     shapes = parameters.read_shapes(path / "params", parameters.abstract(config.model, config.quantize))
-    yield "format", f"jaxspec checkpoint, converted from {config.source_format} in {config.source_dtype}"
+    origin = "trained by jaxspec"
+    if config.source_format != config_json.FORMAT:
+        origin = f"converted from {config.source_format}"
+    yield "format", f"jaxspec checkpoint, {origin} in {config.source_dtype}"
     yield from _of_config(config)
     yield "quantised", config.quantize or "no"
     yield from _of_tensors(shapes)

@@ -63,6 +63,7 @@ def test_inspect(model: Path, tmp_path: Path):
     for key in ("family", "layers", "hidden size", "vocabulary", "positions", "end of sequence"):
         assert ours[key] == source[key]
     assert source["family"] == "mistral"
+    assert inspected(Path("builtin"))["format"] == "jaxspec checkpoint, trained by jaxspec in bfloat16"
     assert source["attention heads"] == "4 query heads, 2 KV heads, head size 8"
 
     meta = hf_models.make("llama", tmp_path / "hf", intermediate_size=96)
