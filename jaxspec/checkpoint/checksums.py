@@ -47,9 +47,10 @@ def size(folder: Path) -> int:
 
 
 def _places(folder: Path) -> list[Path]:
-    """The folder and those below it that have parameters, without hidden ones."""
-    names = (file.relative_to(folder).parts for file in files_under(folder))
+    """The folder and those below it that have parameters or checksums of some, without hidden ones."""
+    names = [file.relative_to(folder).parts for file in files_under(folder)]
     found = {parts[: parts.index("params")] for parts in names if "params" in parts[:-1]}
+    found |= {parts[:-1] for parts in names if parts[-1] == NAME}
     return sorted(folder.joinpath(*at) for at in found if not any(part.startswith(".") for part in at))
 
 
@@ -70,8 +71,10 @@ def _read(file: Path) -> dict[str, str]:
     """Digest by name."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{file} is missing; convert or copy its folder again") from error
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}; convert or copy its folder again") from error
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{file} is damaged: {error}") from error
     found = [_LINE.fullmatch(line) for line in lines]

@@ -53,6 +53,13 @@ def test_all_files_are_as_they_were_written(folder: Path):
 
 
 @pytest.mark.parametrize("of", [".", "heads/eagle"])
+def test_no_parameters(of: str, folder: Path):
+    shutil.rmtree(folder / of / "params")
+    with pytest.raises(CheckpointError, match=r"params/\S+ is missing; convert or copy"):
+        checksums.verify(folder)
+
+
+@pytest.mark.parametrize("of", [".", "heads/eagle"])
 def test_a_flipped_bit(of: str, folder: Path):
     file = largest(folder / of)
     content = bytearray(file.read_bytes())
@@ -77,7 +84,7 @@ def test_files_that_are_missing_or_too_many(folder: Path):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "params.sha256 cannot be read: No such file"),
+        (None, "params.sha256 is missing; convert or copy its folder again"),
         (b"\xff", "params.sha256 is damaged"),
         (b"0123  params/a\n", "params.sha256 is damaged: line 1"),
         (b"0" * 64 + b"  ../config.json\n", "params.sha256 is damaged: line 1"),
