@@ -109,10 +109,7 @@ def find_head(path: Path, head: str) -> Path:
 
     Raises CheckpointError naming the heads that are there.
     """
-    try:
-        given = to_path(head).expanduser()
-    except RuntimeError as error:  # ~NAME, and there is no such user
-        raise CheckpointError(f"there is no head {head}: {error}") from error
+    given = to_path(head)
     for place in [given] if head.startswith(("./", "../")) else [path / "heads" / head, given]:
         if (place / "config.json").exists():
             return place

@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import hashlib
 import importlib.util
+import io
 import logging
 import os
 import re
@@ -24,20 +25,37 @@ from typing import Any, TypeVar, get_args
 
 T = TypeVar("T")
 SCHEME = "gs:"
+_ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+:)(?:/|$)")  # pathlib may have removed one of its slashes
 APPEND_EVERY = 10.0  # seconds after which appended text is uploaded, the whole object each time
 _PART = 2**24  # bytes that are downloaded in one go
 _UPLOAD_SHARE = 0.1  # of the time that uploads of appended text may take
 
 
 def to_path(text: str | Path) -> Path:
-    """A local path, or for `gs://…` one in a bucket. Raises ValueError for a bucket if the extra gcs is missing."""
-    if isinstance(text, BucketPath) or not str(text).startswith(f"{SCHEME}/"):
-        return Path(text) if isinstance(text, str) else text
+    """A local path, with `~` as the home folder; or for `gs://…` one in a bucket.
+
+    Raises ValueError for other addresses, an unknown home folder, and a bucket if the extra gcs is missing.
+    """
+    if isinstance(text, BucketPath):
+        return text
+    local = Path(text)
+    if (scheme := _ADDRESS.match(str(text))) is None or Path(scheme[1]).exists():
+        return _with_home(local) if str(local).startswith("~") and not local.exists() else local
+    if scheme[1] != SCHEME:
+        address = f"{scheme[1]}//{str(text)[scheme.end() :].lstrip('/')}"
+        raise ValueError(f"{address} is no local path and not gs://BUCKET/FOLDER; for the hub write ORG/NAME")
     if not (found := BucketPath(text)).parts[1:]:
-        raise ValueError(f"{text} names no bucket; write gs://BUCKET/FOLDER")
+        raise ValueError(f"{found} names no bucket; write gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(f"{found} is in a bucket, which needs more packages: pip install 'jax-specdec[gcs]'")
     return found
+
+
+def _with_home(path: Path) -> Path:
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path} begins with a home folder that is not known; write the whole path") from None
 
 
 def in_bucket(path: str | Path) -> bool:
@@ -113,7 +131,8 @@ class BucketPath(PosixPath):
         """Does nothing: a folder is there once it holds an object."""
 
     def open(self, mode: str = "r", *_: Any, **__: Any) -> Any:
-        return self._there(lambda there: there.open(mode))
+        stream = self._there(lambda there: there.open(mode))
+        return io.BufferedReader(_Stream(self, stream)) if mode == "rb" else stream
 
     def read_bytes(self) -> bytes:
         return self._there(lambda there: there.read_bytes())
@@ -132,13 +151,45 @@ class BucketPath(PosixPath):
         self._there(lambda there: there.unlink(missing_ok=missing_ok))
 
 
+class _Stream(io.RawIOBase):
+    """The bytes of an object. A read that fails raises as the methods of `BucketPath`."""
+
+    def __init__(self, path: BucketPath, stream: Any):
+        self._path, self._stream = path, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return self._stream.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._stream.readinto(buffer)
+        except Exception as error:
+            raise described(error, self._path) from error
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
+
+
 def files_under(folder: Path) -> list[Path]:
     """All files in a folder and the folders below it, sorted."""
     if not isinstance(folder, BucketPath):
         return sorted(file for file in _inside(folder, folder.resolve(), set()) if file.is_file())
-    # Of the folders, epath gives gcsfs's names, which have no scheme.
-    found = folder._there(lambda there: [f"{root}/{name}" for root, _, names in there.walk() for name in names])
-    return sorted(BucketPath(f"{SCHEME}//{name}") for name in found)
+    try:  # and not epath's walk, for which a folder that cannot be listed is empty
+        found = [f"{SCHEME}//{name}" for name in _gcs().find(str(folder))]
+    except FileNotFoundError:
+        return []
+    except Exception as error:
+        raise described(error, folder) from error
+    # An object whose name ends with a slash stands for a folder.
+    return sorted(BucketPath(name) for name in found if name.startswith(f"{folder}/") and not name.endswith("/"))
 
 
 def _inside(folder: Path, root: Path, seen: set[Path]) -> Iterator[Path]:
@@ -163,11 +214,8 @@ def remove(folder: Path) -> None:
 
 def md5(path: Path) -> str | None:
     """The MD5 of an object in base64, as the bucket gives it; None: the object was put together from parts."""
-    _epath()  # its settings are gcsfs's
-    from fsspec import filesystem
-
     try:
-        return filesystem("gcs").info(str(path)).get("md5Hash")
+        return _gcs().info(str(path)).get("md5Hash")
     except Exception as error:
         raise described(error, path) from error
 
@@ -197,6 +245,14 @@ def _epath() -> Any:
     conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each error
     return epath.Path
+
+
+def _gcs() -> Any:
+    """gcsfs, which gives more than `epath.Path`."""
+    _epath()  # its settings are gcsfs's
+    from fsspec import filesystem
+
+    return filesystem("gcs")
 
 
 def described(error: Exception, path: str | Path) -> OSError:

@@ -39,7 +39,7 @@ def cache_folder() -> Path:
     """The folder of compiled programs and cost tables: `$JAXSPEC_CACHE`, otherwise `jaxspec` in the user's cache folder
     (`$XDG_CACHE_HOME` or ~/.cache). Without a home folder, as in some containers, it is in the temporary folder."""
     if chosen := os.environ.get("JAXSPEC_CACHE"):
-        return to_path(chosen).expanduser()
+        return to_path(chosen)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxspec"
     except RuntimeError:

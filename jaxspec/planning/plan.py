@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,6 +22,7 @@ from jaxspec.engine.program import Program
 from jaxspec.host import environment
 from jaxspec.host.arguments import check_options, check_unused
 from jaxspec.host.atomic import check_apart, check_folder, write_whole
+from jaxspec.host.buckets import to_path
 from jaxspec.host.terminal import say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.model import backend, sharding
@@ -56,7 +56,7 @@ def run(settings: PlanSettings) -> None:
     """Plans, prints the plan, and writes it to `--json` if given."""
     if settings.json is not None:
         check_folder(settings.json)
-        check_apart(settings.json, Path(settings.tau or ""), Path(settings.model, "config.json"))
+        check_apart(settings.json, to_path(settings.tau or ""), to_path(settings.model) / "config.json")
     jax.config.update("jax_platforms", "cpu")  # no device is needed, and none should be taken
     found = plan(settings)
     show(found, Console(highlight=False))
@@ -180,7 +180,7 @@ def _benched(settings: PlanSettings, method: Method) -> Rounds:
     if settings.levels is not None:
         raise ValueError(f"--levels needs a number as --tau; the file {settings.tau} has its own number of levels")
     try:
-        methods = json.loads(Path(settings.tau or "").read_text(encoding="utf-8"))["methods"]
+        methods = json.loads(to_path(settings.tau or "").read_text(encoding="utf-8"))["methods"]
         found = {values["resolved"]: values for values in methods.values()} | methods
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"--tau {settings.tau!r} is neither a number nor a file of `jaxspec bench --json`") from error

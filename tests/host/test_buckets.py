@@ -100,6 +100,26 @@ def test_names(bucket: Bucket):
         to_path("gs:///")
 
 
+def test_other_addresses_and_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for address in ("s3://b/x", "https://huggingface.co/org/model", "file:///x"):
+        for text in (address, Path(address)):
+            with pytest.raises(ValueError, match="is no local path and not gs://BUCKET/FOLDER"):
+                to_path(text)
+    with pytest.raises(ValueError, match=r"^s3://b/x is no local path"):
+        to_path(Path("s3://b/x"))
+    with pytest.raises(ValueError, match="names no bucket"):
+        to_path("gs:")
+    Path("s3:").mkdir()
+    assert to_path("s3://b") == Path("s3:/b") and to_path("./s4:/b") == Path("./s4:/b")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert to_path("~/x") == tmp_path / "x" and to_path(Path("x", "~")) == Path("x", "~")
+    with pytest.raises(ValueError, match="~nobody-of-this-name/x begins with a home folder that is not known"):
+        to_path("~nobody-of-this-name/x")
+    Path("~nobody-of-this-name").touch()
+    assert to_path("~nobody-of-this-name") == Path("~nobody-of-this-name")
+
+
 def test_options_of_commands(bucket: Bucket):
     asked = Eval(target=Path("gs://b1c/x"), prompts=Path("y"), out=Path("gs://b1c/z.jsonl"))
     found = with_paths(asked)
@@ -163,6 +183,28 @@ def test_an_output_is_whole_when_its_last_file_is_there(root: Path, in_bucket: B
     with pytest.raises(ValueError, match="exists already"), staged(root / "theirs", 1):
         pass
     assert "theirs/data" in in_bucket.names()
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(root: Path, in_bucket: Bucket):
+    for name in ("a/b", "a/c/d", "ab"):
+        (root / name).write_text("1")
+    TestProxy().ask(in_bucket, "POST", f"/upload/storage/v1/b/{NAME}/o?uploadType=media&name=a/e/", b"1")
+    assert "a/e/" in in_bucket.names(), "an object by which Google's console makes a folder"
+    assert files_under(root / "a") == [root / "a/b", root / "a/c/d"]
+    assert files_under(root / "a/b") == files_under(root / "x") == []
+    in_bucket.faults = [Fault("^GET .*prefix=a", 403, 100)]
+    with pytest.raises(OSError, match="access is denied"):
+        files_under(root / "a")
+
+
+def test_a_stream_that_is_cut(root: Path, in_bucket: Bucket, no_pauses: None):
+    (root / "a").write_text("0123456789" * 100)
+    with (root / "a").open("rb") as stream:
+        assert stream.read(2) == b"01" and stream.seek(-3, 2) == 997 and stream.read() == b"789"
+    in_bucket.faults = [Fault("^GET .*media", "cut", 100)]
+    with (root / "a").open("rb") as stream, pytest.raises(OSError, match="does not answer") as found:
+        stream.read(8)
+    assert found.value.filename == f"{ROOT}/a"
 
 
 @pytest.mark.parametrize(

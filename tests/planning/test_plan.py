@@ -17,6 +17,7 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.commands import main
+from jaxspec.host.buckets import to_path
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
 from jaxspec.model.config import LlamaConfig
@@ -26,6 +27,7 @@ from jaxspec.planning.chips import CHIPS, Collective, Slice, Work, parse_slice
 from jaxspec.planning.plan import expected_rounds, plan
 from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
+from tests.bucket import NAME, Bucket
 from tests.planning.placed import placed
 
 Command = Callable[..., tuple[int, str, str]]
@@ -339,18 +341,20 @@ def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(
     assert found["scheduled_speedup"] > 0
 
 
-def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Path):
-    bench = tmp_path / "bench.json"
-    bench.write_text(json.dumps({"methods": {"eagle+chain": {"resolved": "-", "depth_per_round": 3.5}}}))
-    code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", "--tau", bench)
-    assert code == 2
-    assert "lacks tau" in remarks.splitlines()[-1]
+def test_a_bench_file_without_tau_is_one_sentence(jaxspec: Command, tmp_path: Path, in_bucket: Bucket):
+    for bench in (tmp_path / "bench.json", to_path(f"gs://{NAME}/bench.json")):
+        bench.write_text(json.dumps({"methods": {"eagle+chain": {"resolved": "-", "depth_per_round": 3.5}}}))
+        code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", "--tau", bench)
+        assert code == 2
+        assert "lacks tau" in remarks.splitlines()[-1]
 
 
-def test_the_plan_replaces_nothing_that_it_reads(jaxspec: Command, tmp_path: Path):
-    (bench := tmp_path / "bench.json").write_text("{}")
-    (config := tmp_path / "config.json").write_text("{}")
-    for more in (("--tau", bench, "--json", bench), ("--model", tmp_path, "--json", config)):
+@pytest.mark.parametrize("place", ["disk", "bucket"])
+def test_the_plan_replaces_nothing_that_it_reads(place: str, jaxspec: Command, tmp_path: Path, in_bucket: Bucket):
+    folder = tmp_path if place == "disk" else to_path(f"gs://{NAME}")
+    (bench := folder / "bench.json").write_text("{}")
+    (config := folder / "config.json").write_text("{}")
+    for more in (("--tau", bench, "--json", bench), ("--model", folder, "--json", config)):
         code, _, remarks = jaxspec("--method", "eagle+chain", "--device", "h100-80g:8", *more)
         assert code == 2
         assert "is read by this command, and would be replaced by its output" in remarks.splitlines()[-1]
