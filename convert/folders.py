@@ -135,7 +135,8 @@ def scratch(name: str) -> contextlib.AbstractContextManager[Path]:
 
     # Beside the hub's cache, for jaxspec's own may be in a bucket.
     place = Path(constants.HF_HUB_CACHE).with_name("jaxspec-shards")
-    return atomic.scratch(place / name.replace("/", "--").replace(":", ""))
+    advice = "set HF_HUB_CACHE to a folder on another disk"
+    return atomic.scratch(place / name.replace("/", "--").replace(":", ""), advice)
 
 
 def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:

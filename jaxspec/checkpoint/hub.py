@@ -40,6 +40,7 @@ def ask(name: str, work: Callable[[], T]) -> T:
 
 def reason(name: str, raised: BaseException, kind: str = "model") -> str:
     """The sentence on an error of huggingface-hub: why something cannot be fetched, and what to do."""
+    from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -63,6 +64,9 @@ def reason(name: str, raised: BaseException, kind: str = "model") -> str:
         )
     if isinstance(error, RevisionNotFoundError):
         return f"{name} has no such revision on the hub; check --revision"
+    if isinstance(error, OSError) and error.errno is not None:
+        where = error.filename or constants.HF_HUB_CACHE
+        return f"{name} cannot be downloaded: {where}: {error.strerror}; HF_HUB_CACHE can name a folder on another disk"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if status in (401, 403):
         return f"the hub denies access to {name} ({status}); set HF_TOKEN to a valid token that may read it"

@@ -24,6 +24,7 @@ def run(settings: Warmup) -> None:
     place = compilation.keep_compilations()
     if place is None:
         raise ValueError("compiled programs are not kept: the cache folder cannot be written, or JAX's cache is off")
+    compilation.check_writable(place)
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     longest, new = max(settings.prompt_tokens), settings.sampling.max_new_tokens
     if longest + new > (room := model.config.model.usable_length):

@@ -157,14 +157,17 @@ def _is_unfinished(out: Path) -> bool:
 
 
 @contextlib.contextmanager
-def scratch(place: Path) -> Iterator[Path]:
-    """A folder beside `place` for files of this process, removed at the end; a killed process's is removed first."""
+def scratch(place: Path, advice: str = "name another output") -> Iterator[Path]:
+    """A folder beside `place` for files of this process, removed at the end; a killed process's is removed first.
+
+    Raises ValueError, with the `advice`, if it cannot be made.
+    """
     _remove_left_overs(place)
     temporary = _temporary(place)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise ValueError(f"{temporary.parent} cannot be written to ({error.strerror}); name another output") from error
+        raise ValueError(f"{temporary.parent} cannot be written to ({error.strerror}); {advice}") from error
     try:
         with unfinished.listed(temporary):
             yield temporary

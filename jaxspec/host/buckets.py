@@ -48,6 +48,7 @@ def to_path(text: str | Path) -> Path:
         raise ValueError(f"{found} names no bucket; write gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:
         raise ValueError(f"{found} is in a bucket, which needs more packages: pip install 'jax-specdec[gcs]'")
+    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, epath would load it, for JAX too
     return found
 
 
@@ -238,7 +239,6 @@ def download(path: Path, file: Path, digest: str | None) -> Path:
 
 def _epath() -> Any:
     """`epath.Path`, whose listings are never remembered: Orbax writes by other means."""
-    os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, epath would load it
     from etils import epath
     from fsspec.config import conf
 

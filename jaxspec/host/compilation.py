@@ -1,10 +1,12 @@
 """Compiled programs: stored on disk, freed in memory when they take too much, compiled in parallel."""
 
 import contextlib
+import errno
 import functools
 import gc
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
@@ -14,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from jaxspec.host.atomic import write_whole
-from jaxspec.host.buckets import to_path
+from jaxspec.host.buckets import in_bucket, to_path
 from jaxspec.host.environment import cache_folder
 from jaxspec.host.jax_environment import COMPILER
 from jaxspec.host.terminal import progress, say
@@ -42,6 +44,14 @@ def keep_compilations() -> Path | None:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     folder = config.jax_compilation_cache_dir if config.jax_enable_compilation_cache else None
     return to_path(folder) if folder else None
+
+
+def check_writable(folder: Path) -> None:
+    """Raises OSError if no program can be kept there, of which JAX only warns."""
+    if in_bucket(folder):
+        (folder / ".writable").write_bytes(b"")
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, "no file can be written there; name another by JAXSPEC_CACHE", str(folder))
 
 
 def make_room(share: float = 0.9) -> None:

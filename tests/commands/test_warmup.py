@@ -1,11 +1,16 @@
 """`jaxspec warmup` compiles what is decoded later, and each program once."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from jaxspec import Engine
 from jaxspec.commands import main, warmup
 from jaxspec.evaluate.runner import compilations
+from jaxspec.host.buckets import to_path
 from tests import checkpoints
+from tests.bucket import Bucket
 
 
 def test_what_it_compiles_is_what_decoding_needs(
@@ -42,3 +47,21 @@ def test_nothing_is_compiled_where_a_part_is_refused(
     with pytest.raises(SystemExit) as exit_:
         main.main()
     assert exit_.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_programs_that_cannot_be_kept(
+    tmp_path: Path, in_bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    target = checkpoints.make(tmp_path / "ckpt", layers=1)
+    monkeypatch.setattr(warmup, "Compilations", None)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    for place, code, said in (
+        (to_path("gs://no-such-bucket/c"), 2, "gs://no-such-bucket/c/.writable: there is no such object, or no such"),
+        (tmp_path, 1, f"{tmp_path}: no file can be written there; name another by JAXSPEC_CACHE"),
+    ):
+        monkeypatch.setattr(warmup.compilation, "keep_compilations", lambda place=place: place)
+        monkeypatch.setattr("sys.argv", ["jaxspec", "warmup", "--target", str(target)])
+        with pytest.raises(SystemExit) as exit_:
+            main.main()
+        assert exit_.value.code == code
+        assert f"error: {said}" in capsys.readouterr().err.splitlines()[-1]

@@ -1,5 +1,6 @@
 """Hub ids wherever a checkpoint or head is: converted once, for the target that a head is used with."""
 
+import errno
 import json
 import re
 import shutil
@@ -182,6 +183,16 @@ def test_what_the_hub_refuses(status: int, code: str, said: str, tmp_path: Path)
         with pytest.raises(ValueError, match=re.escape(said.format("data set"))):
             read_questions("org/model")
     assert not (tmp_path / "ckpt").exists()
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def download(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    result = run("llama", "org/model", tmp_path / "ckpt")
+    assert result.last.startswith("error: org/model cannot be downloaded: ")
+    assert result.last.endswith(": No space left on device; HF_HUB_CACHE can name a folder on another disk")
 
 
 def test_a_busy_hub_names_the_pause(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
