@@ -150,9 +150,11 @@ def parse_method(text: str) -> Method:
     """
     first, *others = text.strip().split("+")
     name, *settings = first.split(",")
-    name, _, head = name.partition("@")
+    name, at, head = name.partition("@")
     if name not in DRAFTERS:
         raise ValueError(f"method {text!r}: there is no drafter {name!r}; there are {', '.join(DRAFTERS)}")
+    if at and not head:
+        raise ValueError(f"method {text!r}: no head follows the @; name one, or leave the @ out")
     history = 0
     if DRAFTERS[name].has_head:
         settings, history = _history(settings, text)

@@ -54,6 +54,7 @@ def test_resolved_form_is_read_back(text):
     [
         ("eagel", "there is no drafter 'eagel'; there are plain"),
         ("", "there is no drafter ''"),
+        ("eagle@+chain", "no head follows the @; name one, or leave the @ out"),
         ("ngram+chian", "there is no builder or controller 'chian'; builders are chain"),
         ("ngram+chain,length=3,length=4", "chain has length twice"),
         ("ngram+chain,lenght=3", "chain has no setting 'lenght=3'; write KEY=VALUE with one of: length"),
