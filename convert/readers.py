@@ -6,6 +6,7 @@ A file is opened again for every tensor, which takes a millisecond: else all pag
 import contextlib
 import dataclasses
 import functools
+import io
 import pickle
 import re
 import warnings
@@ -20,6 +21,7 @@ import numpy as np
 from jaxspec.checkpoint.config_json import DTYPES, CheckpointError
 from jaxspec.convert.folders import INDEX, MODEL_FILES, check_present, instead, read_json, weights_file
 from jaxspec.convert.names import IGNORED
+from jaxspec.host.buckets import in_bucket
 from jaxspec.host.terminal import say
 
 SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -167,16 +169,18 @@ def _torch_dtype(tensor: Any) -> str:
 
 
 def load_torch(path: Path) -> Any:
-    """The content of a PyTorch file, whose tensors are mapped; a CheckpointError if it holds other than data."""
+    """The content of a PyTorch file, whose tensors are mapped if it is on a disk; a CheckpointError if it holds other than data."""
     check_present(path)
     try:
         import torch
     except ImportError as error:
         raise CheckpointError(f"reading {path} needs PyTorch, which is not installed: pip install torch") from error
+    file = io.BytesIO(path.read_bytes()) if in_bucket(path) else path
+    mapped = file is path and zipfile.is_zipfile(path)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Detected pickle protocol", UserWarning)  # only tensors are loaded
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # on damaged files PyTorch raises whatever its parsers do
         raise CheckpointError(f"{path} {_problem(path, error)}") from error
 

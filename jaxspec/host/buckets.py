@@ -263,6 +263,8 @@ def described(error: Exception, path: str | Path) -> OSError:
     number, said = errno.EIO, "the bucket does not answer; try again later"
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object, or no such bucket", str(path))
+    if "Attempt to open a bucket" in text:
+        return IsADirectoryError(errno.EISDIR, "it is a bucket and not an object in one", str(path))
     if re.search("^403|Forbidden|PERMISSION_DENIED", text):
         number, said = errno.EACCES, "access is denied; ask the owner of the bucket"
     elif re.search("^401|^ google.auth|UNAUTHENTICATED", text):

@@ -15,16 +15,19 @@ from flax import nnx
 from jaxspec.checkpoint import config_json, heads, loading, parameters
 from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
 from jaxspec.checkpoint.checksums import verify
+from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
-from jaxspec.convert import llama
+from jaxspec.convert import draft_cut, llama
 from jaxspec.convert.inspect import describe
 from jaxspec.decoding.drafter import Drafter, HeadShape
 from jaxspec.drafters import DRAFTERS, Eagle, Eagle3
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.engine.head_weights import drafter_of, restore_head
+from jaxspec.host.buckets import to_path
 from jaxspec.model.quantization import dense
 from tests import hf_models
+from tests.bucket import NAME, Bucket
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import refused, run
 
@@ -166,6 +169,15 @@ def test_the_most_frequent_tokens_of_a_text(builtin: loading.Checkpoint, tmp_pat
     found = ids_of(heads.read_config(tmp_path / "out").settings["draft_vocabulary"], 2048).tolist()
     assert {*builtin.tokenizer.encode("import os\n")} - {0} <= {*found}
     assert len(found) == 4 and 1 in found
+
+
+def test_ids_in_a_bucket(in_bucket: Bucket, tmp_path: Path):
+    torch.save(torch.tensor([8, 5]), tmp_path / "ids.pt")
+    file = to_path(f"gs://{NAME}/ids.pt")
+    file.write_bytes((tmp_path / "ids.pt").read_bytes())
+    assert draft_cut.read_ids(file) == [8, 5]
+    with pytest.raises(CheckpointError, match=r"other\.pt cannot be read: there is no such object"):
+        draft_cut.read_ids(file.with_name("other.pt"))
 
 
 @pytest.mark.parametrize(

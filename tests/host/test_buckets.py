@@ -227,6 +227,11 @@ def test_what_fails_for_good(what: int, number: int, said: str, root: Path, in_b
     assert len(in_bucket.requests) < 20, "it was tried again and again"
 
 
+def test_a_bucket_is_no_file(root: Path):
+    with pytest.raises(IsADirectoryError, match="it is a bucket and not an object in one"):
+        root.read_text()
+
+
 def test_a_bucket_that_does_not_answer(root: Path, in_bucket: Bucket, no_pauses: None):
     in_bucket.faults = [Fault("", 503, 100)]
     with pytest.raises(OSError, match="the bucket does not answer; try again later"):
