@@ -169,7 +169,7 @@ def _torch_dtype(tensor: Any) -> str:
 
 
 def load_torch(path: Path) -> Any:
-    """The content of a PyTorch file, whose tensors are mapped if it is on a disk; a CheckpointError if it holds other than data."""
+    """The content of a PyTorch file, mapped if it is on a disk; a CheckpointError if it holds other than data."""
     check_present(path)
     try:
         import torch
