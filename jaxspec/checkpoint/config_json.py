@@ -107,9 +107,10 @@ def read_config(path: Path | str) -> CheckpointConfig:
     try:
         return CheckpointConfig.from_json(file.read_text(encoding="utf-8"))
     except OSError as error:
+        absent = isinstance(error, FileNotFoundError | NotADirectoryError)
+        advice = "; name a folder that `jaxspec-convert llama` wrote" if absent else ""
         raise CheckpointError(
-            f"there is no readable jaxspec checkpoint at {path}: {file}: {error.strerror}; name a folder that "
-            "`jaxspec-convert llama` wrote"
+            f"there is no readable jaxspec checkpoint at {path}: {file}: {error.strerror}{advice}"
         ) from error
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{file} is not the config of a jaxspec checkpoint: {error}") from error

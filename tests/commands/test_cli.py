@@ -96,7 +96,7 @@ def test_methods_env_and_version(jaxspec, path):
             ("generate", "--target", "CKPT", "--prompt", "x", "--show-drafts", "--format", "json"),
             "--format json has no drafts",
         ),
-        (("generate", "--target", "CKPT", "--prompt", "x", "--method", "eagle@~nobody9/x"), "no head ~nobody9/x"),
+        (("generate", "--target", "CKPT", "--prompt", "x", "--method", "eagle@~nobody9/x"), "~nobody9/x begins with"),
         (("eval", "--merge=nowhere.jsonl", "--out", "x.jsonl"), "there is no nowhere.jsonl"),
         (("generate", "--target", "CKPT", "--prompt", "x", "--top-p", "2"), "error: top_p must be above 0"),
         (("methods", "--target", "nowhere"), "no readable jaxspec checkpoint"),
