@@ -72,7 +72,10 @@ def in_order(found: Iterable[tuple[int, Generation]]) -> Iterator[Generation]:
 def prompts_of(settings: Generate) -> list[str]:
     """The prompts that the options name. Raises ValueError if they name none or two kinds, or do not fit."""
     if settings.prompts is not None and settings.prompt is None:
-        return [question.turns[0] for question in read_questions(settings.prompts, settings.limit)]
+        questions = read_questions(settings.prompts, settings.limit)
+        if several := sum(len(question.turns) > 1 for question in questions):
+            say(f"warning: questions of {settings.prompts} with several turns: {several}; only their first turns are used")
+        return [question.turns[0] for question in questions]
     if settings.prompt is not None and settings.prompts is None:
         check_unused(settings, "--prompt", "limit", "batch_size", "keep_state")
         return [settings.prompt]

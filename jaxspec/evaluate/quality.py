@@ -79,7 +79,8 @@ def samples(suite: str, answers: Iterable[tuple[Any, str]]) -> str:
     HumanEval's has {"task_id", "completion"} per line, and MBPP's {"task_id": "Mbpp/ID", "solution"}, as EvalPlus.
     """
     if suite == "mbpp":
-        lines = ({"task_id": f"Mbpp/{name}", "solution": completion(text, PROGRAM_ENDS)} for name, text in answers)
+        of = lambda name: f"Mbpp/{str(name).removeprefix('Mbpp/')}"  # which the ids of MBPP+ have already
+        lines = ({"task_id": of(name), "solution": completion(text, PROGRAM_ENDS)} for name, text in answers)
     else:
         lines = ({"task_id": name, "completion": completion(text)} for name, text in answers)
     return "".join(map(to_line, lines))

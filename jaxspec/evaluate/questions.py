@@ -75,15 +75,23 @@ def _is_mbpp(values: Values) -> bool:
     return isinstance(task, str) and isinstance(tests, list) and all(isinstance(test, str) for test in tests)
 
 
+def _is_of(name: str) -> Callable[[Values], bool]:
+    """Whether a question's task_id begins with a name."""
+    return lambda values: values["task_id"].startswith(name)
+
+
 ON_THE_LINE = ("\nAnswer:", "\nSummary:")  # after these an example's answer is on the same line, as in the harness
 GSM8K, MATH = "Question: {question}\nAnswer:", "Problem:\n{problem}\n\nSolution:"
+TASK = ("task_id", "prompt", "entry_point")  # the keys of HumanEval
 FORMATS = (
-    # HumanEval (arXiv:2107.03374)
-    Format("humaneval", ("task_id", "prompt", "entry_point"), "{prompt}".format_map, id="task_id"),
+    # HumanEval (arXiv:2107.03374). Its translations and MBPP+ have the same keys, and other ids.
+    Format("humaneval", TASK, "{prompt}".format_map, id="task_id", more=_is_of("HumanEval/")),
     # GSM8K (arXiv:2110.14168)
     Format("gsm8k", ("question", "answer"), GSM8K.format_map, "answer", more=lambda v: bool(FINAL.search(v["answer"]))),
     # MBPP (arXiv:2108.07732), whole and sanitised
     Format("mbpp", ("code",), _mbpp_turn, "code", id="task_id", more=_is_mbpp, end="\n[DONE]"),
+    # MBPP+ (arXiv:2305.01210) as EvalPlus distributes it: its prompt, a docstring, has the tests
+    Format("mbpp", TASK, "{prompt}".format_map, id="task_id", more=_is_of("Mbpp/")),
     # MATH-500: MATH (arXiv:2103.03874) with the answers and the split of arXiv:2305.20050, in Minerva's form
     Format("math", ("problem", "solution", "answer"), MATH.format_map, "solution", id="unique_id", category="subject"),
     # XSum (arXiv:1808.08745), CNN/DM (arXiv:1704.04368)
@@ -133,7 +141,7 @@ def parse_question(values: Any, where: str) -> Question:
 def _name(values: Values, key: str, where: str) -> int | str | None:
     """The id of a line. Raises ValueError unless it is a string or a whole number."""
     given: Any = values.get(key)
-    if not isinstance(given, int | str | None):
+    if not isinstance(given, int | str | None) or isinstance(given, bool):
         raise ValueError(f"{where}: {key} must be a string or a whole number, not {reprlib.repr(given)}")
     return given
 
@@ -151,7 +159,10 @@ def _worked(values: Values) -> tuple[str, ...]:
     return tuple(given) if filled else ()
 
 
-SYSTEM = ("system", "system_prompt")  # keys of prompts that are not read
+SYSTEM = {"system", "system_prompt"}
+UNREAD = SYSTEM | {"messages", "conversations", "history", "context", "tools", "functions", "images"}
+UNREAD |= {"max_tokens", "max_new_tokens", "temperature", "top_p", "stop"}
+"""Keys that are not read, although they would change an answer where a question comes from."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
 
@@ -258,7 +269,7 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     """Reads the first questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published format.
 
     A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored,
-    system prompts with a warning.
+    those in UNREAD with a warning.
 
     Args:
         path: a path, a hub id, or the name of a file of the package, such as `builtin` (held-out Python).
@@ -277,7 +288,8 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     def parsed() -> Iterator[Question]:
         for where, values in records(path):
             question = parse_question(values, where)
-            unread.update(key for key in SYSTEM if values.get(key))
+            beside = {"prompt"} if "turns" in values or question.suite == "alpaca" else set()
+            unread.update(key for key in UNREAD | beside if values.get(key))
             yield question
 
     questions = parsed()
@@ -286,9 +298,8 @@ def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -
     if not found:
         raise ValueError(f"the prompt file {path} holds no questions")
     if unread:
-        named = " and ".join(sorted(unread))
-        advice = "with --system, where a command has it, all questions get the same one"
-        say(f"warning: questions of {path} have a {named}, which is ignored; {advice}")
+        advice = "; with --system, where a command has it, all questions get the same one" if unread & SYSTEM else ""
+        say(f"warning: keys of questions of {path} that are ignored: {', '.join(sorted(unread))}{advice}")
     return _with_examples(found, shots, path)[:limit] if shots else found
 
 

@@ -150,16 +150,16 @@ def test_scores_and_files_for_scorers(model, tmp_path, capsys):
     evaluation.run(settings(model, written(tmp_path / "sums.jsonl", sums), out=out, shots=1))
     assert all(line["quality"].keys() == {"exact_match", "exact_match_flexible"} for line in lines(out))
     assert 0 <= results(out)["quality"]["exact_match"] <= 1
-    code = [{"task_id": f"T/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)]
+    code = [{"task_id": f"HumanEval/{i}", "prompt": f"def f{i}():\n", "entry_point": f"f{i}"} for i in range(2)]
     out = tmp_path / "code.out.jsonl"
     evaluation.run(settings(model, written(tmp_path / "code.jsonl", code), out=out))
     samples = [json.loads(line) for line in (tmp_path / "code.out.samples.jsonl").read_text().splitlines()]
-    assert {sample["task_id"] for sample in samples} == {"T/0", "T/1"}
+    assert {sample["task_id"] for sample in samples} == {"HumanEval/0", "HumanEval/1"}
     capsys.readouterr()
     evaluation.run(settings(model, written(tmp_path / "mixed.jsonl", [*code, *sums]), out=tmp_path / "mixed.out.jsonl"))
     assert "several formats, so no file for a scorer of code is written" in capsys.readouterr().err
     assert not (tmp_path / "mixed.out.samples.jsonl").exists()
-    again = written(tmp_path / "code.jsonl", [{**each, "task_id": "other"} for each in code])
+    again = written(tmp_path / "code.jsonl", [{**each, "task_id": "HumanEval/9"} for each in code])
     with pytest.raises(ValueError, match=r"questions_sha256 is \w+ there"):
         evaluation.run(settings(model, again, out=out))
     out.with_suffix(".json").write_text('{"settings": [1]}')

@@ -53,6 +53,12 @@ RECORDS: list[tuple[dict[str, Any], Question]] = [
         Question((mbpp("Sum."),), 2, None, ("x\n[DONE]",), suite="mbpp"),
     ),
     (
+        {"task_id": "Mbpp/2", "prompt": '"""\nSum.\n"""\n', "entry_point": "f", "base_input": []},  # MBPP+
+        Question(('"""\nSum.\n"""\n',), "Mbpp/2", suite="mbpp"),
+    ),
+    # A translation of HumanEval, whose answers are not Python.
+    ({"task_id": "CPP/0", "prompt": "bool f() {", "entry_point": "f"}, Question(("bool f() {",))),
+    (
         {
             "problem": "$1+1$",
             "solution": "$\\boxed{2}$",
@@ -97,6 +103,13 @@ def test_an_answer_without_a_final_number_is_not_gsm8ks(answer: str, tmp_path: P
         read_questions(file)
 
 
+@pytest.mark.parametrize("name", [True, 1.0, [1], {}])
+def test_an_id_is_text_or_a_whole_number(name: Any, tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "a", "question_id": name}))
+    with pytest.raises(ValueError, match="line 1: question_id must be a string or a whole number, not "):
+        read_questions(tmp_path / "a.jsonl")
+
+
 def test_what_a_json_string_may_hold_ends_no_line(tmp_path: Path):
     """JSON allows U+2028 and U+0085 as they are, and some editors put a byte order mark first."""
     text, file = "a\u2028b\u0085c", tmp_path / "questions.jsonl"
@@ -128,12 +141,31 @@ def test_every_kind_of_file(tmp_path: Path):
         read_questions(tmp_path / "bad.json")
 
 
+@pytest.mark.parametrize(
+    ("record", "ignored"),
+    [
+        ({"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "tools": []}, "messages"),
+        ({"instruction": "Who?", "context": "Bob is.", "response": "Bob"}, "context"),  # as Dolly's
+        ({"instruction": "Who?", "prompt": "Who? Bob"}, "prompt"),
+        ({"turns": ["hi"], "prompt": "ho", "temperature": 0.7, "max_tokens": 5}, "max_tokens, prompt, temperature"),
+        ({"question_id": 81, "category": "writing", "turns": ["a"], "reference": ["x"], "choices": []}, None),
+    ],
+)
+def test_keys_that_would_change_an_answer_are_named(
+    record: dict[str, Any], ignored: str | None, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    read_questions(tmp_path / "a.jsonl")
+    named = f"warning: keys of questions of {tmp_path}/a.jsonl that are ignored: {ignored}\n"
+    assert capsys.readouterr().err == (named if ignored else "")
+
+
 def test_a_system_prompt_beside_the_turns_is_named(tmp_path: Path, capsys: pytest.CaptureFixture):
     file = tmp_path / "questions.jsonl"
     file.write_text('{"system_prompt": "be brief", "prompt": "hi"}\n{"prompt": "ho"}\n')
     for limit in (None, 1):
         assert read_questions(file, limit) == [Question(("hi",)), Question(("ho",))][:limit]
-        assert "questions.jsonl have a system_prompt, which is ignored; with --system" in capsys.readouterr().err
+        assert "questions.jsonl that are ignored: system_prompt; with --system" in capsys.readouterr().err
 
 
 def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -242,9 +242,10 @@ TWO = "import math\n\ndef g(x):\n    return x\n\ndef f(x):\n    return g(x)\n"
     "text", [f"\n{TWO}[DONE]\n\n[BEGIN]", f"{TWO}```\nIt works.", f"Sure:\n```python\n{TWO}```\n```\nprint(f(1))\n```"]
 )
 def test_programs_keep_all_their_functions(text: str):
-    (line,) = quality.samples("mbpp", [(11, text)]).splitlines()
-    found = json.loads(line)
-    assert (found["task_id"], found["solution"].strip()) == ("Mbpp/11", TWO.strip())
+    for name in (11, "Mbpp/11"):  # of MBPP and of MBPP+
+        (line,) = quality.samples("mbpp", [(name, text)]).splitlines()
+        found = json.loads(line)
+        assert (found["task_id"], found["solution"].strip()) == ("Mbpp/11", TWO.strip())
 
 
 def test_texts_of_tokens():
