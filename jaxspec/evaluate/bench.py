@@ -91,6 +91,8 @@ def check(settings: Bench) -> None:
     if not settings.methods:
         raise ValueError("name at least one method")
     runner.check_counts(settings, "batch_size", "repeats")
+    if settings.sampling.max_new_tokens == 1:
+        raise ValueError("--max-new-tokens must be at least 2: the first token is prefill's, and no round is timed")
     if settings.simulate is not None and settings.sampling.temperature > 0:
         raise ValueError("--simulate decides acceptance at random, so temperature has no meaning; leave it out")
     if settings.simulate is not None and (settings.devices.mesh is not None or settings.quantize is not None):

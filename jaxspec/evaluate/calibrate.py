@@ -34,7 +34,7 @@ def run(settings: Calibrate) -> None:
     if (settings.head is None) != settings.all:
         raise ValueError("give either --head NAME, whose costs are measured, or --all, for the speeds of all methods")
     integer("batch_size", settings.batch_size, 1)
-    integer("max_new_tokens", settings.max_new_tokens, 1)
+    integer("max_new_tokens", settings.max_new_tokens, 2)  # the first token is prefill's, and no round makes it
     Workload.of(_asked(settings, settings.target))  # before minutes of measuring
     model = load(settings.target, settings.dtype, settings.devices.open(several=True), settings.quantize)
     if settings.head is None:

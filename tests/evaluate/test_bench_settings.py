@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
         ({"methods": ("nonsense",)}, "there is no drafter 'nonsense'"),
         ({"methods": ("draft-model",)}, "no head 'draft-model'"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, not 0"),
+        ({"max_new_tokens": 1}, "--max-new-tokens must be at least 2: the first token is prefill's"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"shots": 2}, "2 shots need as many questions with a worked answer"),
         ({"repeats": 0}, "repeats must be at least 1, not 0"),
