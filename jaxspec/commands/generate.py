@@ -74,7 +74,7 @@ def prompts_of(settings: Generate) -> list[str]:
     if settings.prompts is not None and settings.prompt is None:
         questions = read_questions(settings.prompts, settings.limit)
         if several := sum(len(question.turns) > 1 for question in questions):
-            say(f"warning: questions of {settings.prompts} with several turns: {several}; only their first turns are used")
+            say(f"warning: questions of {settings.prompts} with several turns: {several}; only first turns are used")
         return [question.turns[0] for question in questions]
     if settings.prompt is not None and settings.prompts is None:
         check_unused(settings, "--prompt", "limit", "batch_size", "keep_state")

@@ -42,10 +42,14 @@ def read(path: Path) -> dict[str, Any]:
         raise ValueError(f"the results {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}); name a file that `jaxspec bench --json` wrote") from error
-    methods, keys = found.get("methods") if isinstance(found, dict) else None, {key for key, _ in COLUMNS.values()}
-    if not isinstance(methods, dict) or not all(isinstance(it, dict) and keys <= it.keys() for it in methods.values()):
+    methods = found.get("methods") if isinstance(found, dict) else None
+    if not isinstance(methods, dict) or not all(map(_has_columns, methods.values())):
         raise ValueError(f"{path} holds no results; name a file that `jaxspec bench --json` wrote")
     return found
+
+
+def _has_columns(values: Any) -> bool:
+    return isinstance(values, dict) and all(isinstance(values.get(key), int | float) for key, _ in COLUMNS.values())
 
 
 def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) -> None:

@@ -55,11 +55,11 @@ def run(settings: Eval) -> None:
     numbers = [number for number in asked_numbers(plan, engine, settings.skip_long) if number in ours]
     runner.warn(plan, [engine])
     about, out = describe_eval(settings, plan, engine), settings.out
-    lines, before = ([], {}) if out is None else broadcast_from_first(lambda: resume(out, about))
+    asked = [(number, sample) for number in numbers for sample in range(settings.samples)]
+    lines, before = ([], {}) if out is None else broadcast_from_first(lambda: resume(out, about, asked))
     done = set(map(asked_of, lines))
     if done:
         say(f"answers of an earlier run: {len(done)}")
-    asked = [(number, sample) for number in numbers for sample in range(settings.samples)]
     left = [key for key in asked if key not in done]
     if settings.keep_state and done and left:
         raise ValueError(
@@ -205,13 +205,17 @@ def show(found: Mapping[str, Any]) -> None:
         print(f"{name}: {value:.3f}")
 
 
-def resume(path: Path, settings: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def resume(path: Path, settings: dict[str, Any], asked: Sequence[Asked]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The answers of an earlier run, without an incomplete last line, and its speed (TIMES) if it was finished.
-    Rewrites both files with these answers. Raises ValueError if they belong to another run, or are not of `eval`."""
+    Rewrites both files with these answers. Raises ValueError if they belong to another run, are not of `eval`, or were
+    changed: an answer is there twice, or is not one of `asked`."""
     beside, lines, speed = path.with_suffix(".json"), list[dict[str, Any]](), dict[str, Any]()
     if path.exists() or beside.exists():
         values, lines = read_results(path, "`jaxspec eval`: choose another --out")
         check_same_settings(path, values["settings"], settings["settings"], "another --out")
+        found = list(map(asked_of, lines))
+        if len(set(found)) < len(found) or not set(asked).issuperset(found):
+            raise ValueError(f"{path} was changed: its answers are not those of this run; choose another --out")
         speed = {name: values[name] for name in TIMES if name in values}
     write_whole(beside, to_json(settings | speed))
     write_whole(path, "".join(map(to_line, lines)))
@@ -231,6 +235,7 @@ def read_results(file: Path, expected: str) -> tuple[dict[str, Any], list[dict[s
         are_answers = all({"index", "sample", "turns"} <= line.keys() for line in lines)
         if not (are_answers and isinstance(values["settings"], dict)):
             raise ValueError("no settings, or a line is not an answer")
+        summary(lines, [], 0.0)  # raises KeyError or TypeError for answers of another version
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} and {beside.name} beside it are not results of {expected}") from error
     return values, lines
@@ -261,7 +266,8 @@ def merge(settings: Merge) -> None:
     if not settings.merge:
         raise ValueError("name the files that all shards have written after --merge")
     check_out(out)
-    for file in (out, out.with_suffix(".json"), out.with_suffix(".samples.jsonl")):
+    outputs = (out, out.with_suffix(".json"), out.with_suffix(".samples.jsonl"))
+    for file in outputs:
         check_new(file)
     shards = [read_shard(file) for file in settings.merge]
     check_one_evaluation(shards)
@@ -271,7 +277,12 @@ def merge(settings: Merge) -> None:
     tokens, seconds = (sum(each.found[name] for each in shards) for name in ("timed_tokens", "seconds"))
     speed = {"timed_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else None}
     found = {**places(shards), **summary(lines, [], 0.0), **speed}
-    write(out, lines, {"settings": {**shards[0].settings, "shard": None}}, found)
+    try:
+        write(out, lines, {"settings": {**shards[0].settings, "shard": None}}, found)
+    except BaseException:  # a full disk, or Ctrl-C
+        for file in outputs:
+            file.unlink(missing_ok=True)
+        raise
     show(found)
 
 
@@ -283,9 +294,10 @@ def read_shard(file: Path) -> Finished:
     if (part := values["settings"].get("shard")) is None:
         raise ValueError(f"{file} holds the answers of a whole evaluation and not of a shard; leave it out")
     (number, count), asked = parse_shard(str(part)), list(map(asked_of, lines))
-    if "answers" not in values:
+    if not values.keys() >= {"answers", "device", "versions", "left_out", *TIMES}:
         raise ValueError(f"shard {part} in {file} is not finished; run its command again")
-    wrong = any(question % count != number - 1 for question, _ in asked)
+    ours = range(number - 1, values["settings"].get("questions", 0), count)
+    wrong = any(question not in ours for question, _ in asked)
     if wrong or len(set(asked)) != values["answers"] or len(asked) != values["answers"]:
         raise ValueError(f"{file} was changed: its answers are not those of shard {part}; run its command again")
     return Finished(file, number, count, values, lines)

@@ -89,7 +89,7 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
     """Settings, answers with trees, and measurements of a run, from its log. Raises ValueError unless it finished."""
     lines = _log(path).lines()
     if (measured := _measured(lines)) is None:
-        raise ValueError(f"{path} is the log of a run that was not finished; run the same `jaxspec bench` again")
+        raise ValueError(f"{path} is not the log of a finished `jaxspec bench`; run the same command again")
     try:
         return lines[0]["settings"], [_answer(line) for line in lines if "question" in line], measured
     except (KeyError, TypeError, AttributeError) as error:
@@ -98,7 +98,7 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
 
 def not_whole(path: Path) -> str:
     """The error for a log that lacks something, or has what this version does not write."""
-    return f"{path} is not complete, was changed, or is another version's; run the same `jaxspec bench` again"
+    return f"{path} is not complete, was changed, or is another version's; delete it and run `jaxspec bench` again"
 
 
 def check_out(out: Path) -> None:
@@ -136,8 +136,13 @@ def _measured(lines: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
 def _resume(log: LineLog, settings: dict[str, Any], sizes: Sequence[int]) -> tuple[Any, list[dict[str, Any]]]:
     """The measurements, and the answers of complete batches, without trees. Removes other answers from the file."""
     lines = log.read(settings)
-    counts = Counter(line["batch"] for line in lines if "question" in line)
-    kept = [line for line in lines if "question" in line and counts[line["batch"]] == sizes[line["batch"]]]
+    try:
+        counts = Counter(line["batch"] for line in lines if "question" in line)
+        kept = [line for line in lines if "question" in line and counts[line["batch"]] == sizes[line["batch"]]]
+        for line in kept:
+            _answer(line)
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(not_whole(log.path)) from error
     measured = _measured(lines)
     log.write(settings, [*kept, {"measured": measured}] if measured else kept)
     # Trees are large, and only reports need them.

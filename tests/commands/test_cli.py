@@ -55,7 +55,7 @@ def test_a_file_of_prompts(jaxspec, path, tmp_path):
     assert code == 0
     assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["ab", "cd"]
     warning, method, *_ = remarks.splitlines()
-    assert warning == f"warning: questions of {file} with several turns: 1; only their first turns are used"
+    assert warning == f"warning: questions of {file} with several turns: 1; only first turns are used"
     assert method.startswith("method: draft-model+chain,length=4+fixed")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.evaluate import bench
+from jaxspec.host.json_lines import to_line
 from tests.evaluate.finished_bench import Finished, Killed, lines, untimed
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -82,6 +83,20 @@ def test_another_runs_log_is_refused(changes: dict, says: str, finished: Finishe
     shutil.copy(f"{finished.out}.jsonl", tmp_path / "out.json.jsonl")
     with pytest.raises(ValueError, match=says):
         finished(tmp_path / "out.json", **changes)
+
+
+@pytest.mark.parametrize(
+    "change", [{"batch": None}, {"batch": 9}, {"batch": "0"}, {"turns": None}, {"turns": [{}]}, {"more": 1}]
+)
+def test_a_log_that_was_changed_is_refused_and_kept(change: dict, finished: Finished, tmp_path: Path):
+    begin, first, *others = lines(finished.out)
+    log, changed = tmp_path / "out.json.jsonl", [begin, first | change, *others]
+    log.write_text(text := "".join(map(to_line, changed)), encoding="utf-8")
+    if change.get("batch", 0) is None:
+        log.write_text(text := text.replace('"batch":null,', ""), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"out\.json\.jsonl is not complete, was changed, .*; delete it and run"):
+        finished(tmp_path / "out.json")
+    assert log.read_text(encoding="utf-8") == text
 
 
 @pytest.mark.parametrize("text", ["not json\n", "not json, and no line", "[1]\n", '{"a": 1}\n'])

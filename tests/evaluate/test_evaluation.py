@@ -9,6 +9,7 @@ import pytest
 from jaxspec import Engine, load
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
+from jaxspec.host.json_lines import to_line
 from jaxspec.options.by_command import Eval
 from jaxspec.options.shared import ChatOptions
 from tests.evaluate import tiny
@@ -121,6 +122,28 @@ def test_a_killed_run_goes_on(model, prompts, tmp_path, capsys):
         out.unlink(missing_ok=True)
         out.with_suffix(".json").write_text('{"mine": 1}')
     assert out.with_suffix(".json").read_text() == '{"mine": 1}'
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda first, *others: (first, *others, first),
+        lambda first, *others: (first | {"index": 99}, *others),
+        lambda first, *others: (first | {"index": "0"}, *others),
+        lambda first, *others: (first | {"turns": None}, *others),
+        lambda first, *others: (first | {"turns": [{"text": ""}]}, *others),
+        lambda first, *others: ({key: first[key] for key in first if key != "quality"}, *others),
+    ],
+)
+def test_answers_that_were_changed_are_refused_and_kept(change, model, prompts, tmp_path, monkeypatch):
+    out, asked = tmp_path / "out.jsonl", settings(model, prompts, out=tmp_path / "out.jsonl", method="plain", limit=3)
+    line = {"sample": 0, "turns": [{"tokens": [1, 2], "rounds": 1}], "quality": {}}
+    monkeypatch.setattr(evaluation, "answered", lambda *given: [line | {"index": number} for number, _ in given[2]])
+    evaluation.run(asked)
+    out.write_text(text := "".join(map(to_line, change(*lines(out)))))
+    with pytest.raises(ValueError, match=r"out\.jsonl (was changed|and out\.json beside it are not results)"):
+        evaluation.run(asked)
+    assert out.read_text() == text
 
 
 def test_kept_state_is_not_resumed(model, prompts, tmp_path):

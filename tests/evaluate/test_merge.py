@@ -1,6 +1,7 @@
 """`jaxspec eval --shard` and `--merge`: the joined answers are one machine's, and what does not belong is refused."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -96,6 +97,8 @@ def as_shard(number: int) -> Callable[[Path], Any]:
         (lambda folder: (folder / "3.json").write_text("[]"), "are not results of `jaxspec eval --shard`"),
         (as_shard(2), r"2.jsonl and .*3.jsonl are both shard 2/3; name one"),
         (changed(lambda found: found.pop("answers")), "shard 3/3 in .* is not finished; run its command again"),
+        (changed(lambda found: found.pop("device")), "shard 3/3 in .* is not finished; run its command again"),
+        (changed(lambda found: found["settings"].update(questions=2)), "its answers are not those of shard 3/3"),
         (changed(lambda found: found["settings"].update(shard="3/4")), "1/3, and .*3.jsonl is shard 3/4"),
         (changed(lambda found: found["settings"].update(shard="2/3")), "its answers are not those of shard 2/3"),
         (changed(lambda found: found["settings"].update(shard=None)), "a whole evaluation and not of a shard"),
@@ -128,6 +131,20 @@ def test_outputs_and_missing_shards(shards: Path):
         evaluation.merge(Merge(merge=tuple(shards / f"{number}.jsonl" for number in (1, 2, 3)), out=out))
     with pytest.raises(ValueError, match=r"--out must name a \.jsonl file"):
         evaluation.merge(Merge(merge=(first,), out=shards / "merged.json"))
+
+
+def test_what_was_written_goes_where_the_rest_cannot_be(shards: Path, monkeypatch: pytest.MonkeyPatch):
+    def write_whole(path: Path, content: str) -> None:
+        if path.suffix == ".json":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        path.write_text(content)
+
+    monkeypatch.setattr(evaluation, "write_whole", write_whole)
+    with pytest.raises(OSError, match="No space left"):
+        evaluation.merge(
+            Merge(merge=tuple(shards / f"{number}.jsonl" for number in (1, 2, 3)), out=shards / "merged.jsonl")
+        )
+    assert not list(shards.glob("merged*"))
 
 
 def test_settings_of_a_machine_may_differ(shards: Path):

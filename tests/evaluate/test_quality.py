@@ -343,6 +343,7 @@ def test_only_questions_of_both_runs_are_tested(tmp_path: Path, capsys: pytest.C
         ("{", "is not JSON"),
         ("[]", "holds no results"),
         ('{"methods": {"a": {}}}', "holds no results"),
+        ('{"methods": {"a": {"tokens_per_second": 1, "speedup": null, "tau": 2}}}', "holds no results"),
         (None, "cannot be read"),
     ],
 )

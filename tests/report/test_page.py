@@ -209,9 +209,9 @@ def test_a_simulated_run_says_so(tmp_path: Path):
 @pytest.mark.parametrize(
     ("lines", "says"),
     [
-        (slice(0, 3), "not finished; run the same"),
+        (slice(0, 3), "not the log of a finished `jaxspec bench`; run the same"),
         (slice(1, 3), "is not the log of a bench run"),
-        (slice(0, 0), "not finished"),
+        (slice(0, 0), "not the log of a finished"),
     ],
 )
 def test_a_run_that_is_not_whole_is_refused(lines: slice, says: str, runs: list[Path], tmp_path: Path):
