@@ -4,6 +4,7 @@
 
 import functools
 import importlib.util
+import inspect
 import os
 import sys
 from collections import defaultdict
@@ -112,14 +113,24 @@ class Jaxspec(TemplateLM):
             raise ValueError(f"the tokenizer of {target} adds no BOS token to texts: leave out add_bos_token")
         self._prefix, self.add_bos_token = prefixes[0], add_bos_token
         room = shape.usable_length
+        if max_length is not None:
+            integer("max_length", max_length, 1)
         self.max_length, self.batch_size, self.seed = min(max_length or room, room), int(batch_size), seed
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
     ) -> "Jaxspec":
-        """The model of `--model_args`, which take precedence over the harness's additional options."""
+        """The model of `--model_args`, which take precedence over the harness's additional options.
+
+        Raises ValueError for unknown arguments, and as `__init__`.
+        """
         besides = {name: value for name, value in (additional_config or {}).items() if value is not None}
+        known = list(inspect.signature(cls).parameters)
+        if unknown := [name for name in arg_dict if name not in known]:
+            raise ValueError(f"--model_args has no {unknown[0]}; it has {', '.join(known)}")
+        if "target" not in arg_dict:
+            raise ValueError("--model_args needs target=CKPT")
         return cls(**{**besides, **arg_dict})
 
     # --- required of every model of the harness
@@ -272,11 +283,16 @@ def _say_shortened(count: int) -> None:
 
 
 def main() -> None:
-    """The harness's command line, with `--model jaxspec` registered."""
+    """The harness's command line, with `--model jaxspec` registered. A ValueError becomes one sentence."""
     expect_no_chip()
     give_threads()
     register_model(NAME)(Jaxspec)
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except ValueError as error:  # of an argument, the checkpoint or a task
+        if os.environ.get("JAXSPEC_TRACEBACK"):
+            raise
+        sys.exit(f"error: {' '.join(str(error).split())}")
 
 
 if __name__ == "__main__":

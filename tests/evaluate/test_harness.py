@@ -76,14 +76,20 @@ def model(path):
 
 
 @pytest.fixture(scope="module")
-def answers(path, tmp_path_factory):
-    """The model's answer to each document, by task, from the files that `lm_eval` wrote."""
+def folder(tmp_path_factory) -> Path:
+    """A folder of tasks."""
     folder = tmp_path_factory.mktemp("tasks")
     data = folder / "documents.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in DOCUMENTS))
     files = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(data)}}, "test_split": "test"}
     for name, task in TASKS.items():
         (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **files, **task}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answers(path, folder):
+    """The model's answer to each document, by task, from the files that `lm_eval` wrote."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_DATASETS_CACHE", str(folder / "cache"))
         command = ["--model", "jaxspec", "--model_args", f"target={path},dtype=float32,batch_size=2"]
@@ -149,6 +155,28 @@ def test_settings_that_are_refused(path):
         harness.sampling_of({"num_beams": 10}, 0)
     with pytest.raises(ValueError, match="`auto` is not supported"):
         harness.Jaxspec(str(path), batch_size="auto")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"target": "nowhere"}, "there is no readable jaxspec checkpoint at nowhere"),
+        ({"target": "CKPT", "methd": "plain"}, "--model_args has no methd; it has target, method, "),
+        ({"target": "CKPT", "method": "plain", "max_length": 0}, "max_length must be at least 1, not 0"),
+        ({"method": "plain"}, "--model_args needs target=CKPT"),
+    ],
+)
+def test_wrong_arguments(given: dict[str, Any], said: str, path):
+    given = {name: str(path) if value == "CKPT" else value for name, value in given.items()}
+    with pytest.raises(ValueError, match=said):
+        harness.Jaxspec.create_from_arg_obj(given, {"batch_size": 1, "device": None})
+
+
+def test_errors_of_the_command_are_one_sentence(path, folder, monkeypatch):
+    asked = ["--model_args", f"target={path},method=ngramm", "--tasks", "write", "--include_path", str(folder)]
+    monkeypatch.setattr(sys, "argv", ["lm_eval", "--model", "jaxspec", *asked])
+    with pytest.raises(SystemExit, match=r"^error: method 'ngramm': there is no drafter 'ngramm'; "):
+        harness.main()
 
 
 def test_one_of_several_processes_needs_a_mesh(path, monkeypatch):
