@@ -1,6 +1,7 @@
 """Converts a user's prompts and settings to requests."""
 
 import dataclasses
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
@@ -115,8 +116,10 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {model.path} has no chat template; pass plain prompts, without chat")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        if other := [message for message in messages if not isinstance(message, Mapping)]:
-            raise ValueError(f"a message of prompt {index} must have a role and a content, not {other[0]!r}")
+        if other := [message for message in messages if not _is_message(message)]:
+            raise ValueError(
+                f"a message of prompt {index} must have a role and a content, both text, not {reprlib.repr(other[0])}"
+            )
         chat_format.check(tokenizer.template_for(dict(chat_format.arguments)))
         try:
             text = chat_format.render(tokenizer, messages)
@@ -130,6 +133,14 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
     if outside := [token for token in tokens if not 0 <= token < vocab_size]:
         raise ValueError(f"prompt {index} holds token {outside[0]}, outside the vocabulary of {vocab_size}")
     return list(tokens)
+
+
+def _is_message(message: Any) -> bool:
+    """Whether this is a message. Templates write others too, such as rows of a data set, without their text."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
 def _text(index: int, text: Any) -> str:
