@@ -58,9 +58,10 @@ def completion(text: str, ends: Iterable[str] = FUNCTION_ENDS) -> str:
     """The code in an answer to HumanEval; with PROGRAM_ENDS, in one to MBPP.
 
     A text that begins with code goes up to the end of the function, or to a fence. Of others, the first block fenced as
-    Python counts, or else the first without a language; without any, the text up to the end of the function.
+    Python counts, or else the first without a language; without any, the text up to the end of the function. What a
+    model reasons before `</think>` is no part of the answer.
     """
-    text = text.replace("\r\n", "\n")
+    text = text.replace("\r\n", "\n").rpartition("</think>")[2]
     if _CODE_FROM_THE_START.match(text):
         text = _before(text, ("```",))
         own = _TO_OWN_DEF.match(text) if ends is FUNCTION_ENDS else None

@@ -201,6 +201,7 @@ def test_completions_that_are_code(text: str, code: str):
         f"Use ```f``` of\n```python\n{CODE}```",
         f"```bash\npip install f\n```\nThen:\n```\n{CODE}```",
         f"It prints\n```\n1\n```\nfor\n```python\n{CODE}```",
+        f"<think>\n```python\nreturn 2\n```\n</think>\n\n```python\n{CODE}```",
         "1. Like this:\n   ```python\n   def f():\n       return 1\n   ```\n",
     ],
 )
