@@ -94,17 +94,6 @@ def test_disk_that_fills_up(model: Path, tmp_path: Path, monkeypatch: pytest.Mon
     assert only(tmp_path) == []
 
 
-def test_no_space_left_in_the_middle(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(*_: object) -> None:
-        raise ValueError("RESOURCE_EXHAUSTED: Failed to write: No space left on device [os_error_code='28']")
-
-    monkeypatch.setattr("jaxspec.checkpoint.parameters.write_params", full)
-    result = run("llama", model, tmp_path / "ckpt")
-    assert result.code == 1
-    assert f"the disk of {tmp_path / 'ckpt'} is full, so {tmp_path / 'ckpt'} was not written" in result.last
-    assert only(tmp_path) == []
-
-
 def test_interrupt(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -132,21 +121,18 @@ convert.main()
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_killed_run(number: int, code: int, model: Path, tmp_path: Path):
+def test_terminated_run(model: Path, tmp_path: Path):
+    """That a killed one leaves no output is shown in `tests/host/test_interrupted_conversions.py`."""
     command = [sys.executable, "-c", SLOWLY, "llama", str(model), str(tmp_path / "ckpt")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not only(tmp_path) and time.monotonic() < deadline:
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
-    assert process.returncode == code
-    assert not (tmp_path / "ckpt").exists()
-    if number != signal.SIGKILL:
-        assert only(tmp_path) == []
-        assert err.splitlines()[-1] == "terminated"
+    assert process.returncode == 143 and err.splitlines()[-1] == "terminated"
+    assert only(tmp_path) == []
 
 
 def test_hub_ids(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

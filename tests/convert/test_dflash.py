@@ -27,11 +27,8 @@ from tests.convert.published_heads import (
     BLOCK,
     DEEPSPEC,
     DFLASH,
-    DFLASH_HEAD_DIM,
-    DFLASH_LAYERS,
     DFLASH_SHAPE,
     DFLASH_SPECULATORS,
-    DFLASH_TAPS,
     DRAFTED,
     DSPARK_TERMS,
     MASK,
@@ -43,45 +40,6 @@ from tests.convert.published_heads import (
     with_target,
     write,
 )
-
-
-def test_every_tensor_has_its_place(folder: Path):
-    found = dflash(dtype := "float16")
-    config = imported(folder, write(folder / "head", found, DFLASH))
-    assert (config.dtype, config.source_dtype, config.model.rope.theta) == (dtype, dtype, 1e6)
-    assert (config.model.num_layers, config.model.head_dim, config.model.qk_norm) == (
-        DFLASH_LAYERS,
-        DFLASH_HEAD_DIM,
-        True,
-    )
-    assert config.settings == {
-        "taps": DFLASH_TAPS,
-        "block": BLOCK,
-        "mask_token": MASK,
-        "draft_vocabulary": None,
-        "own_embedding": False,
-        "own_head": False,
-        "markov_rank": 0,
-        "anchor": False,
-        "causal": [],
-        "windows": [],
-        "confidence": "none",
-        "temperatures": [],
-    }
-    ours = parameters.module_to_dict(restore_head(loading.load(folder / "ckpt", "float32"), Dflash(), folder / HEAD))
-    for name, theirs in {
-        "fc.kernel": "fc",
-        "context_norm": "hidden_norm",
-        "norm": "norm",
-        "layers.1.attention_norm": "layers.1.input_layernorm",
-        "layers.1.mlp_norm": "layers.1.post_attention_layernorm",
-        "layers.0.attention.k.kernel": "layers.0.self_attn.k_proj",
-        "layers.0.attention.q_norm": "layers.0.self_attn.q_norm",
-        "layers.1.attention.k_norm": "layers.1.self_attn.k_norm",
-        "layers.1.mlp.down.kernel": "layers.1.mlp.down_proj",
-    }.items():
-        array = found[f"{theirs}.weight"].astype(np.float32)
-        np.testing.assert_array_equal(ours[name], array.T if "kernel" in name else array)
 
 
 def test_official_and_back(folder: Path):
@@ -262,15 +220,6 @@ def test_dspark_of_speculators(settings: dict[str, Any], causal: list[bool], dra
     assert imported(folder, folder / "back") == ours
     rows = imported(folder, folder / "head", "--rows", "own" if options.anchor else "next")
     assert rows.settings["anchor"] != options.anchor
-
-
-def test_a_dflash_head_of_speculators_with_anchor_rows(folder: Path):
-    found = with_target(dflash(), folder / "hf")
-    config = imported(folder, write(folder / "head", found, {**DFLASH_SPECULATORS, "sample_from_anchor": True}))
-    assert config.settings["anchor"]
-    back, values, _ = exported(folder, "speculators")
-    assert_bitwise(back, found)
-    assert (values["sample_from_anchor"], values["speculators_model_type"]) == (True, "dflash")
 
 
 @pytest.mark.parametrize(

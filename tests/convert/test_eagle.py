@@ -7,7 +7,6 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from flax import nnx
 
 from jaxspec.checkpoint import config_json, heads, loading, parameters
@@ -32,16 +31,6 @@ def test_round_trip(dtype: str, bias: bool, folder: Path):
     assert ("the head's fc has a bias, which vLLM does not support" in said) == bias
     assert {key: back[key] for key in EAGLE} == {**EAGLE, "torch_dtype": dtype}
     assert (back["bias"], back["qkv_bias"], back["attention_bias"], back["rope_theta"]) == (bias, False, False, 10000.0)
-
-
-def test_loads_into_the_drafter(folder: Path):
-    found = eagle(folder / "hf", dtype="bfloat16", qkv_bias=True)
-    imported(folder, write(folder / "head", found, EAGLE))
-    head = restore_head(loading.load(folder / "ckpt", "float32"), Eagle(), folder / HEAD)
-    assert head.embedding is None
-    ours, as_float = parameters.module_to_dict(head), lambda name: found[name].astype(np.float32)
-    np.testing.assert_array_equal(ours["fc.kernel"], as_float("fc.weight").T)
-    np.testing.assert_array_equal(ours["layer.attention.k.bias"], as_float("layers.0.self_attn.k_proj.bias"))
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -104,16 +93,6 @@ def test_wrapper(folder: Path):
     assert "is not the LM head of" in sentence
     (other / "config.json").write_text(json.dumps({**wrapper, "model": "llama"}))
     assert "an object as 'model'" in refused_head(folder, other)
-
-
-def test_bin_files(folder: Path):
-    found = eagle(folder / "hf", dtype="bfloat16")
-    source = write(folder / "head", found, EAGLE)
-    state = {name: torch.from_numpy(a.astype(np.float32)).to(torch.bfloat16) for name, a in found.items()}
-    (source / "model.safetensors").unlink()
-    torch.save(state, source / "pytorch_model.bin")
-    imported(folder, source)
-    assert_bitwise(exported(folder, "eagle")[0], found)
 
 
 def test_head_elsewhere(folder: Path):

@@ -29,29 +29,6 @@ from tests.convert.published_heads import (
 )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("layer", "values"), [("midlayer", EAGLE3), ("layers.0", EAGLE3_SPECULATORS)])
-def test_every_tensor_has_its_place(layer: str, values: dict, dtype: str, folder: Path):
-    found = eagle3(layer=layer, dtype=dtype)
-    config = imported(folder, write(folder / "head", found, values))
-    assert (config.dtype, config.source_dtype, config.model.rope.theta) == (dtype, dtype, 10000.0)
-    head = restore_head(loading.load(folder / "ckpt", "float32"), Eagle3(), folder / HEAD)
-    np.testing.assert_array_equal(head.ids, ids())
-    ours = parameters.module_to_dict(head)
-    for name, theirs in {
-        "fc.kernel": "fc.weight",
-        "head.kernel": "lm_head.weight",
-        "norm": "norm.weight",
-        "feature_norm": f"{layer}.hidden_norm.weight",
-        "layer.attention_norm": f"{layer}.input_layernorm.weight",
-        "layer.mlp_norm": f"{layer}.post_attention_layernorm.weight",
-        "layer.attention.k.kernel": f"{layer}.self_attn.k_proj.weight",
-        "layer.mlp.down.kernel": f"{layer}.mlp.down_proj.weight",
-    }.items():
-        array = found[theirs].astype(np.float32)
-        np.testing.assert_array_equal(ours[name], array.T if "kernel" in name else array)
-
-
 @pytest.mark.parametrize(
     ("values", "arguments", "taps", "words"),
     [

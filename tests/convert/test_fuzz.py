@@ -196,15 +196,9 @@ EDITS: list[tuple[dict[str, Any], str]] = [
     ({"is_causal": False}, "is_causal"),
     ({"per_layer_config": {"0": {"num_attention_heads": 2}}}, "per_layer_config"),
     ({"transformers_weights": "other.safetensors"}, "transformers_weights"),
-    ({"hidden_act": "gelu"}, "hidden_act"),
     ({"quantization": {"bits": 4}}, "quantization"),
     ({"compression_config": {"quant_method": "sparse"}}, "compression_config: sparse"),
-    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
-    ({"hidden_size": "32"}, "hidden_size"),
-    ({"num_hidden_layers": None}, "num_hidden_layers"),
-    ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
     ({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]}, "llava"),
-    ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
 ]
 
 

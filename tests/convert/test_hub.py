@@ -108,15 +108,6 @@ def test_what_has_no_weights_to_read(names: list[str], said: str, tmp_path: Path
     assert not (tmp_path / "ckpt").exists()
 
 
-def test_a_gguf_file(tmp_path: Path):
-    made = hf_models.make("llama", tmp_path / "hf")
-    (tmp_path / "model").mkdir()
-    gguf_files.model(tmp_path / "model" / "only-Q8_0.gguf", made)
-    with running({"org/model": tmp_path / "model"}, tmp_path / "hub"):
-        result = run("llama", "org/model", tmp_path / "ckpt")
-    assert result.code == 0, result.err
-
-
 @pytest.mark.parametrize("form", ["gguf", "meta"])
 def test_a_draft_model_without_a_config(form: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JAXSPEC_CACHE", str(tmp_path / "cache"))

@@ -66,14 +66,6 @@ def test_one_of_two_files(folder: Path):
     assert "holds both medusa_lm_head.safetensors and medusa_lm_head.pt; only the first is read" in said
 
 
-def test_merged_into_their_model(folder: Path):
-    """The heads alone are taken from a file that holds the target too."""
-    found = medusa()
-    merged = {f"medusa_head.{name}": array for name, array in found.items()} | tensors(folder / "hf")
-    imported(folder, write(folder / "published", merged, MEDUSA))
-    assert_bitwise(exported(folder, "medusa")[0], found)
-
-
 @pytest.mark.parametrize("named", ["LlamaForCausalLM", "MedusaLlamaForCausalLM", "MedusaModelLlama"])
 def test_the_model_that_they_are_merged_into(named: str, folder: Path):
     """A folder of Medusa-2: `llama` takes the model from it, and a refusal does not call it a head's."""

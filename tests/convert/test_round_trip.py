@@ -97,15 +97,6 @@ def test_tied_file_may_repeat_its_embedding(keep_head: bool, tmp_path: Path):
     assert_bitwise(tensors(tmp_path / "back"), found)
 
 
-def test_wider_dtype_comes_back_bitwise(tmp_path: Path):
-    hf_models.make("llama", tmp_path / "hf", dtype="bfloat16")
-    assert run("llama", tmp_path / "hf", tmp_path / "ckpt", "--dtype", "float32").code == 0
-    restored = parameters.restore(tmp_path / "ckpt")
-    assert restored.dtype == jnp.float32
-    assert run("export", tmp_path / "ckpt", tmp_path / "back", "--format", "hf").code == 0
-    assert_bitwise(tensors(tmp_path / "back"), tensors(tmp_path / "hf"))
-
-
 def test_narrower_dtype_rounds_once(tmp_path: Path):
     hf_models.make("llama", tmp_path / "hf")
     config = llama.convert(tmp_path / "hf", tmp_path / "ckpt", "bfloat16")
