@@ -12,9 +12,10 @@ from rich.console import Console
 
 import jaxspec
 from jaxspec.checkpoint.builtin import FOLDER
-from jaxspec.commands import demo, main, methods
+from jaxspec.commands import demo, methods
 from jaxspec.evaluate.questions import read_questions
 from jaxspec.options.by_command import Demo, Methods
+from tests.programs import run
 
 MODEL, HEADS = 24, 32  # megabytes
 
@@ -91,17 +92,10 @@ def test_methods_that_it_can_run(capsys):
     )
 
 
-def test_generate_names_it_like_any_other(monkeypatch, capsys):
-    monkeypatch.setattr(
-        "sys.argv",
-        ["jaxspec", "generate", "--target", "builtin", "--prompts", "builtin", "--limit", "1", "--max-new-tokens", "8",
-         "--format", "json"],
-    )  # fmt: skip
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    out, err = capsys.readouterr()
-    assert exit_.value.code == 0
-    assert len(json.loads(out)["tokens"]) == 8
+def test_generate_names_it_like_any_other():
+    options = ("--prompts", "builtin", "--limit", 1, "--max-new-tokens", 8, "--format", "json")
+    code, out, err = run("jaxspec", "generate", "--target", "builtin", *options)
+    assert code == 0 and len(json.loads(out)["tokens"]) == 8
     assert "method: dflash," in err
 
 

@@ -9,8 +9,9 @@ import signal
 import pytest
 
 import jaxspec
-from jaxspec.commands import chat, main
+from jaxspec.commands import chat
 from tests.evaluate import tiny
+from tests.programs import run
 
 NEW, METHOD = 12, "ngram+chain,length=2"
 
@@ -21,17 +22,13 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture
-def talk(monkeypatch, capsys, path):
-    """Runs the command on these lines: (exit code, stdout, stderr)."""
+def talk(monkeypatch, path):
+    """Runs the command on these lines."""
 
     def command(*lines, options=()):
-        typed = ["jaxspec", "chat", "--target", str(path), "--method", METHOD, "--max-new-tokens", str(NEW), *options]
-        monkeypatch.setattr("sys.argv", typed)
         piped = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped), encoding="utf-8"))
-        with pytest.raises(SystemExit) as exit_:
-            main.main()
-        return exit_.value.code, *capsys.readouterr()
+        return run("jaxspec", "chat", "--target", path, "--method", METHOD, "--max-new-tokens", NEW, *options)
 
     return command
 
@@ -70,16 +67,13 @@ def test_a_template_that_rewrites_earlier_text(talk, path, tmp_path):
     assert ", 0 of them from the cache" in remarks.splitlines()[-2]
 
 
-def test_generate_has_the_same_options(path, tmp_path, monkeypatch, capsys):
+def test_generate_has_the_same_options(path, tmp_path):
     changed = shutil.copytree(path, tmp_path / "ckpt")
     (changed / "chat_template.jinja").write_text("{{ style }}" + tiny.TEMPLATE)
-    typed = ["jaxspec", "generate", "--target", str(changed), "--method", METHOD, "--max-new-tokens", str(NEW)]
-    typed += ["--chat", "--prompt", "ab", "--chat-arg", "style=1", "--system", "be brief"]
-    monkeypatch.setattr("sys.argv", typed)
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
+    options = ("--chat", "--prompt", "ab", "--chat-arg", "style=1", "--system", "be brief", "--max-new-tokens", NEW)
+    found = run("jaxspec", "generate", "--target", changed, "--method", METHOD, *options)
     expected = answers(changed, ["ab"], chat_args={"style": 1}, system="be brief")
-    assert (exit_.value.code, capsys.readouterr().out) == (0, f"{expected[0]}\n")
+    assert (found.code, found.out) == (0, f"{expected[0]}\n")
 
 
 def test_options_that_cannot_be_met_end_the_command(talk, path, tmp_path):

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxspec.commands import console, main
+from jaxspec.commands import console
 from jaxspec.host import buckets
+from tests.programs import run
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,11 +145,6 @@ def test_termination_unwinds_and_the_handler_is_put_back(capsys: pytest.CaptureF
         ("genrate --target builtin", "error: unknown command genrate; perhaps you meant generate; see jaxspec --help"),
     ],
 )
-def test_wrong_options(
-    arguments: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["jaxspec", *arguments.split()])
-    with pytest.raises(SystemExit) as exited:
-        main.main()
-    assert exited.value.code == 2
-    assert capsys.readouterr().err.splitlines() == [says]
+def test_wrong_options(arguments: str, says: str) -> None:
+    found = run("jaxspec", *arguments.split())
+    assert (found.code, found.err.splitlines()) == (2, [says])

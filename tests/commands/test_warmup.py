@@ -6,24 +6,19 @@ from pathlib import Path
 import pytest
 
 from jaxspec import Engine
-from jaxspec.commands import main, warmup
+from jaxspec.commands import warmup
 from jaxspec.evaluate.runner import compilations
 from jaxspec.host.buckets import to_path
 from tests import checkpoints
 from tests.bucket import Bucket
+from tests.programs import run
 
 
-def test_what_it_compiles_is_what_decoding_needs(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_what_it_compiles_is_what_decoding_needs(tmp_path: Path):
     path = checkpoints.make(tmp_path / "ckpt", layers=1)
-    monkeypatch.setattr(
-        "sys.argv", ["jaxspec", "warmup", "--target", str(path), "--methods", "plain", "ngram+chain,length=2"]
-        + ["--prompt-tokens", "6", "7", "--max-new-tokens", "9"],
-    )  # fmt: skip
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    assert exit_.value.code == 0 and capsys.readouterr().out.startswith("6 programs in")
+    options = ("--methods", "plain", "ngram+chain,length=2", "--prompt-tokens", 6, 7, "--max-new-tokens", 9)
+    code, out, _ = run("jaxspec", "warmup", "--target", path, *options)
+    assert code == 0 and out.startswith("6 programs in")
     with compilations() as compiled:
         Engine(path, "ngram+chain,length=2").generate([[1, 2, 3]], max_new_tokens=9)
     assert not compiled
@@ -39,19 +34,15 @@ def test_what_it_compiles_is_what_decoding_needs(
     ],
 )
 def test_nothing_is_compiled_where_a_part_is_refused(
-    options: tuple[str, ...], said: str, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    options: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = checkpoints.make(tmp_path / "ckpt", layers=1)
     monkeypatch.setattr(warmup, "Compilations", None)
-    monkeypatch.setattr("sys.argv", ["jaxspec", "warmup", "--target", str(path), *options])
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    assert exit_.value.code == 2 and said in capsys.readouterr().err.splitlines()[-1]
+    found = run("jaxspec", "warmup", "--target", path, *options)
+    assert found.code == 2 and said in found.last
 
 
-def test_programs_that_cannot_be_kept(
-    tmp_path: Path, in_bucket: Bucket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-):
+def test_programs_that_cannot_be_kept(tmp_path: Path, in_bucket: Bucket, monkeypatch: pytest.MonkeyPatch):
     target = checkpoints.make(tmp_path / "ckpt", layers=1)
     monkeypatch.setattr(warmup, "Compilations", None)
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -60,8 +51,5 @@ def test_programs_that_cannot_be_kept(
         (tmp_path, 1, f"{tmp_path}: no file can be written there; name another by JAXSPEC_CACHE"),
     ):
         monkeypatch.setattr(warmup.compilation, "keep_compilations", lambda place=place: place)
-        monkeypatch.setattr("sys.argv", ["jaxspec", "warmup", "--target", str(target)])
-        with pytest.raises(SystemExit) as exit_:
-            main.main()
-        assert exit_.value.code == code
-        assert f"error: {said}" in capsys.readouterr().err.splitlines()[-1]
+        found = run("jaxspec", "warmup", "--target", target)
+        assert found.code == code and f"error: {said}" in found.last

@@ -11,7 +11,6 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import load
-from jaxspec.commands import main
 from jaxspec.costs import calibration, timing
 from jaxspec.decoding.cost_table import CostTable
 from jaxspec.drafters.dflash import Dflash
@@ -23,6 +22,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.model import backend
 from jaxspec.options.by_command import Calibrate
 from tests.evaluate import tiny
+from tests.programs import run
 
 TABLE = CostTable(plain=1e-3, verify=((1, 1e-3), (8, 2e-3)), level=((1, 1e-4), (4, 2e-4)))
 
@@ -59,14 +59,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys):
+def test_the_command_measures_prints_and_keeps(path, kept, monkeypatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(calibration, "WIDTHS", (1, 2))
     monkeypatch.setattr(backend, "CPU_TREE_SIZES", (1, 4))
-    monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--head", "ngram"])
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    assert exit_.value.code == 0
-    out, err = capsys.readouterr()
+    code, out, err = run("jaxspec", "calibrate", "--target", path, "--head", "ngram")
+    assert code == 0
     (file,) = kept.iterdir()
     assert f"kept in {file}" in err
     model = load(path)
@@ -157,17 +154,15 @@ def test_questions_that_nothing_would_read_are_refused(path, monkeypatch):
         calibrate.run(Calibrate(target=path, head="ngram", limit=1))
 
 
-def test_questions_are_read_before_anything_is_measured(path, tmp_path, monkeypatch, capsys):
+def test_questions_are_read_before_anything_is_measured(path, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "load", None)
     none = str(tmp_path / "none.jsonl")
     for option, value, said in (
         ("--prompts", none, "none.jsonl cannot be read"),
         ("--limit", "0", "be at least 1, not 0"),
     ):
-        monkeypatch.setattr("sys.argv", ["jaxspec", "calibrate", "--target", str(path), "--all", option, value])
-        with pytest.raises(SystemExit) as exit_:
-            main.main()
-        assert exit_.value.code == 2 and said in capsys.readouterr().err
+        found = run("jaxspec", "calibrate", "--target", path, "--all", option, value)
+        assert found.code == 2 and said in found.err
 
 
 def test_verification_that_goes_on_from_drafting_is_what_is_measured(tmp_path, monkeypatch):
@@ -271,7 +266,7 @@ def test_times_between_are_interpolated():
     assert timing.interpolated({1: 1.0, 6: 2.0}, (1, 2, 6)) == {1: 1.0, 2: pytest.approx(1.2), 6: 2.0}
 
 
-def test_a_confidence_head_is_fitted_and_decodes_with_it(tmp_path, monkeypatch, capsys):
+def test_a_confidence_head_is_fitted_and_decodes_with_it(tmp_path, monkeypatch):
     """Chains of a random DSpark head; its temperatures are kept in its folder, and `inspect`'s kind stays DSpark."""
     monkeypatch.setattr(calibrate, "measure", lambda *_: TABLE)
     ckpt = tiny.checkpoint(tmp_path / "ckpt", num_layers=1)
@@ -285,13 +280,9 @@ def test_a_confidence_head_is_fitted_and_decodes_with_it(tmp_path, monkeypatch, 
     )
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("def f", "import", "x = 1")))
-    command = ["calibrate", "--target", str(ckpt), "--head", "dflash", "--prompts", str(prompts)]
-    monkeypatch.setattr("sys.argv", ["jaxspec", *command, "--max-new-tokens", "24"])
-    with pytest.raises(SystemExit) as exit_:
-        main.main()
-    printed = capsys.readouterr()
-    assert not exit_.value.code, printed.err
-    assert "temperature" in printed.out
+    options = ("--head", "dflash", "--prompts", prompts, "--max-new-tokens", 24)
+    printed = run("jaxspec", "calibrate", "--target", ckpt, *options)
+    assert not printed.code and "temperature" in printed.out, printed.err
     found = json.loads((folder / "confidence.json").read_text())["temperatures"]
     engine = Engine(load(ckpt), "dflash+chain+confidence,threshold=0.3")
     assert len(found) == 3 and engine.models.draft.options.temperatures == tuple(found)

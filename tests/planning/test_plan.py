@@ -1,6 +1,7 @@
 """`jaxspec plan` without compilation: sizes and work by hand, times, refusals, and output."""
 
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import json
@@ -16,7 +17,6 @@ import pytest
 from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.commands import main
 from jaxspec.host.buckets import to_path
 from jaxspec.methods.method import parse_method
 from jaxspec.model import sharding
@@ -29,26 +29,19 @@ from jaxspec.planning.program import PlacedProgram
 from jaxspec.planning.shapes import MODELS, Target, find_model, models_of
 from tests.bucket import NAME, Bucket
 from tests.planning.placed import placed
+from tests.programs import Result, run
 
-Command = Callable[..., tuple[int, str, str]]
+Command = Callable[..., Result]
 
 BF16 = 2
 SMALL = dataclasses.replace(MODELS["llama-2-70b"], num_layers=3)  # what is 70B but for its depth
 
 
 @pytest.fixture
-def jaxspec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command in this process, SMALL standing for the 70B: (exit code, stdout, stderr)."""
+def jaxspec(monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Runs the command in this process, SMALL standing for the 70B."""
     monkeypatch.setitem(MODELS, "llama-2-70b", SMALL)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["jaxspec", "plan", "--model", "llama-2-70b", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main.main()
-        shown, remarks = capsys.readouterr()
-        return int(exit_.value.code or 0), shown, remarks
-
-    return command
+    return functools.partial(run, "jaxspec", "plan", "--model", "llama-2-70b")
 
 
 def kernels(c: LlamaConfig) -> int:

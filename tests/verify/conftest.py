@@ -1,5 +1,6 @@
 """A target whose probabilities are far from equal, with a draft model that often agrees; and the command on it."""
 
+import functools
 import json
 import shutil
 from collections.abc import Callable
@@ -12,12 +13,11 @@ import pytest
 
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict, write_params
-from jaxspec.commands import main
 from jaxspec.verify import cases, exact, run, workloads
-from tests import checkpoints
+from tests import checkpoints, programs
 
 SHARPER = 20.0
-Command = Callable[..., tuple[int, str, str]]
+Command = Callable[..., programs.Result]
 
 
 @pytest.fixture(scope="package")
@@ -50,21 +50,10 @@ def small(monkeypatch: pytest.MonkeyPatch, quick_runs: None) -> None:
 
 
 @pytest.fixture
-def verify(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: Path) -> Command:
-    """Runs `jaxspec verify` in this process: (exit code, stdout, stderr)."""
-
-    def command(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["jaxspec", "verify", "--target", str(path), *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "200")
-        try:
-            main.main()
-            code = 0
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 0
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return command
+def verify(monkeypatch: pytest.MonkeyPatch, path: Path) -> Command:
+    """Runs `jaxspec verify` in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+    return functools.partial(programs.run, "jaxspec", "verify", "--target", path)
 
 
 @pytest.fixture
