@@ -52,12 +52,6 @@ def test_a_strange_value(line: dict[str, Any], data: st.DataObject, value: Any, 
 
 
 @SETTINGS
-@hypothesis.given(value=VALUES)
-def test_a_line_that_is_no_question(value: Any, tmp_path: Path):
-    read(tmp_path / "file", json.dumps(value).encode())
-
-
-@SETTINGS
 @hypothesis.given(content=st.binary(max_size=60))
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz"])
 def test_bytes(suffix: str, content: bytes, tmp_path: Path):

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jaxspec.costs.timing import PieceCosts
 from jaxspec.evaluate import divergence, table
-from jaxspec.evaluate.divergence import batch_noise, diverges, first_difference, next_logits, noise
+from jaxspec.evaluate.divergence import batch_noise, diverges, next_logits, noise
 from jaxspec.evaluate.results import Form, Measured, by_method
 from jaxspec.evaluate.run_description import weight_bytes
 from jaxspec.evaluate.runlog import Answer, Turn
@@ -128,12 +128,6 @@ def test_what_is_printed_of_uncertainty():
     one = {**methods["eagle+chain"], "tau_interval": None, "speedup_interval": None}
     table._show_uncertainty({"eagle+chain": one}, console)
     assert not console.export_text().strip()
-
-
-def test_first_difference():
-    assert first_difference([1, 2, 3], [1, 2, 3]) is None
-    assert first_difference([1, 2, 3], [1, 5, 3]) == 1
-    assert first_difference([1, 2], [1, 2, 3]) == first_difference([1, 2, 3], [1, 2]) == 2
 
 
 @pytest.fixture(scope="module")

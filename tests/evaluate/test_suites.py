@@ -15,13 +15,6 @@ def read(tmp_path: Path, text: str, limit: int | None = None) -> list[Question]:
     return read_questions(file, limit)
 
 
-def test_both_shapes(tmp_path: Path):
-    text = '{"turns": ["a", "b"], "question_id": 81, "category": "math", "x": 1}\n\n{"prompt": "c"}\n'
-    assert read(tmp_path, text) == [Question(("a", "b"), 81, "math"), Question(("c",))]
-    assert read(tmp_path, text, limit=1) == [Question(("a", "b"), 81, "math")]
-    assert len(read(tmp_path, text, limit=9)) == 2
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -135,14 +128,3 @@ def test_a_path_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ValueError, match=r"prompt file \.\./questions/gsm8k cannot be read"):
         read_questions("../questions/gsm8k")
     assert sum(file.stat().st_size for file in QUESTIONS.iterdir()) < 250_000
-
-
-def test_conversations():
-    question = Question(("Who?", "Why?"))
-    assert next_prompt(question, [], chat=False) == "Who?"
-    assert next_prompt(question, [" Me."], chat=False) == "Who? Me.\nWhy?"
-    assert next_prompt(question, ["Me."], chat=True) == [
-        {"role": "user", "content": "Who?"},
-        {"role": "assistant", "content": "Me."},
-        {"role": "user", "content": "Why?"},
-    ]

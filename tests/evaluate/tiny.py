@@ -15,15 +15,9 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 
 MODEL = LlamaConfig(
-    vocab_size=256,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
+    vocab_size=256, hidden_size=32, intermediate_size=48, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=8,
     max_length=256,
-)
+)  # fmt: skip
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
 
