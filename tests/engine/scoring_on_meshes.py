@@ -16,18 +16,8 @@ def texts() -> list[tuple[list[int], list[int]]]:
     """Contexts and continuations of all lengths, some longer than the model, some alike but for the last token."""
     rng = np.random.default_rng(0)
     lengths = (
-        (1, 1),
-        (30, 3),
-        (31, 1),
-        (32, 1),
-        (33, 40),
-        (5, 100),
-        (200, 56),
-        (200, 57),
-        (200, 100),
-        (400, 7),
-        (1, 256),
-    )
+        (1, 1), (30, 3), (31, 1), (32, 1), (33, 40), (5, 100), (200, 56), (200, 57), (200, 100), (400, 7), (1, 256),
+    )  # fmt: skip
     found = [(rng.integers(3, 256, size=a).tolist(), rng.integers(3, 256, size=b).tolist()) for a, b in lengths]
     return [*found, (found[1][0], found[1][1][:-1] + [7]), (found[1][0] + found[1][1][:-1], [9])]
 

@@ -66,12 +66,7 @@ def test_an_empty_system_prompt_replaces_the_templates_own(model: Checkpoint):
 @pytest.mark.parametrize(
     ("template", "prompt", "settings", "says"),
     [
-        (
-            "qwen3",
-            "a",
-            {"chat_args": {"think": 0}},
-            "reads no argument 'think'; names that it reads: enable_thinking, ",
-        ),
+        ("qwen3", "a", {"chat_args": {"think": 0}}, "no argument 'think'; names that it reads: enable_thinking, "),
         ("chatml", "a", {"chat_args": {"messages": []}}, "reads no argument 'messages'; names that it reads: none$"),
         ("gemma", "a", {"system": "s"}, "does not take prompt 0: System role not supported"),
         ("deaf", "a", {"system": "s"}, "does not take prompt 0: it ignores system messages; leave out the system"),

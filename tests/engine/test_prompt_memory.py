@@ -8,7 +8,6 @@ from jaxspec.engine.generation import text_of_row
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.stop_strings import StopStrings
-from tests import checkpoints
 from tests.engine import test_shared_prefix
 from tests.lossless import harness
 
@@ -16,8 +15,8 @@ NEW = 12
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    return jaxspec.Engine(checkpoints.make(tmp_path_factory.mktemp("memory"), layers=1), "draft-model+chain,length=2")
+def engine(model):
+    return jaxspec.Engine(model, "draft-model+chain,length=2")
 
 
 def continued(engine, prompt, memory):
