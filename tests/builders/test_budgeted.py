@@ -159,10 +159,6 @@ def test_rows_that_are_alike_decide_as_one():
 def test_confidence_that_is_trusted_more_makes_larger_trees():
     nodes = [len(verified(dataclasses.replace(SMALL, power=power), SAME)) for power in (2.0, 1.0, 0.3)]
     assert nodes == sorted(nodes) and nodes[0] < nodes[-1]
-    with pytest.raises(ValueError, match="power must be above 0"):
-        Budgeted(power=0.0)
-    with pytest.raises(ValueError, match="greedy_power must be above 0"):
-        Budgeted(greedy_power=float("inf"))
 
 
 def test_more_is_trusted_of_the_first_child_alone():
@@ -190,5 +186,3 @@ def test_costs_that_are_not_known_are_asked_for_and_filled_in():
 
 def test_a_tree_smaller_than_the_table_costs_what_holds_it():
     assert Budgeted(width=1, depth=4, cost=0.1, verify=STEEP).buckets == ((1, 1.0), (2, 1.4), (5, 2.0))
-    with pytest.raises(ValueError, match="budgeted: width must be at least 1"):
-        Budgeted(width=0)

@@ -1,7 +1,6 @@
 """CAPE: the width of each level, and the parent of its nodes."""
 
 import numpy as np
-import pytest
 
 from jaxspec.builders.cape import Cape
 from tests.builders.tables import grown, paths_of
@@ -34,8 +33,3 @@ def test_rows_do_not_see_each_other():
     assert [paths_of(together, row) for row in range(3)] == [
         paths_of(grown(Cape(depth=3), TABLE, roots=(root,))) for root in (0, 2, 3)
     ]
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="cape: depth must be at least 1"):
-        Cape(depth=0)

@@ -161,22 +161,6 @@ def test_its_cost_is_that_of_a_level_wide_enough():
     assert Pruned().with_costs(cheap).cost == 0.012  # flat beyond the widest measured
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"width": 0}, "width must be at least 1"),
-        ({"total": 1}, "total must be at least 2"),
-        ({"leaf": 1.5}, "leaf must be a probability"),
-        ({"leaf": 0.0, "total": 9}, "leaf=0 verifies every drafted node, so total=9 has no meaning"),
-        ({"power": 0.0}, "pruned: power must be above 0"),
-        ({"greedy_power": float("inf")}, "pruned: greedy_power must be above 0"),
-    ],
-)
-def test_refusals(settings, says):
-    with pytest.raises(ValueError, match=says):
-        Pruned(**settings)
-
-
 def test_a_cost_that_is_not_known_is_asked_for():
     with pytest.raises(ValueError, match="cost is not measured yet; give cost="):
         grown(Pruned(), SAME)

@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,11 +31,6 @@ def test_static_tree_in_a_vocabulary_smaller_than_its_branching():
 
 def test_chain_is_one_path():
     assert paths(Chain(length=3)) == {(0,), (0, 0), (0, 0, 0)}
-
-
-def test_a_rank_below_0_is_refused():
-    with pytest.raises(ValueError, match=r"static: the smallest rank in path \(0, -1\) must be at least 0, not -1"):
-        Static(paths=parse_paths("0.:0.-1"))
 
 
 def test_a_row_that_is_not_active_gets_no_nodes():

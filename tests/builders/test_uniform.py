@@ -1,7 +1,6 @@
 """The uniform tree: which nodes a budget keeps."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,8 +36,3 @@ def test_it_grows_as_the_static_tree_of_its_paths():
     found = paths_of(grown(builder, table))
     assert found == paths_of(grown(Static(paths=likely_paths(3, 3, 9)), table))
     assert set(found) == set(likely_paths(3, 3, 9))  # tokens are ranks here
-
-
-def test_refusals():
-    with pytest.raises(ValueError, match="uniform: depth must be at least 1"):
-        Uniform(depth=0)
