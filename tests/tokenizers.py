@@ -6,26 +6,16 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from jaxspec.checkpoint.tokenizer import Tokenizer as OurTokenizer
+from jaxspec.checkpoint.tokenizer import load_tokenizer
+
 NASTY = (
-    "",
-    " ",
-    "    return x",
-    "\treturn x\r\n\n\n  y",
-    "a  b   c    d ",
-    "1 12 123 1234 12345 123456 1234567 3.14 1e-9",
-    "camelCase HTTPServer getX2Y iPhone",
-    "I'm you'LL we've DON'T it's",
-    "naïve café ﬁ Å cafe\u0301",
-    "😀 👩‍👩‍👧‍👦 🇫🇷",
-    "ภาษาไทย ง่าย",
-    "你好，世界 مرحبا",
-    "for (int i = 0; i < n; ++i) { a[i] += b->c; }",
-    "\x01\x7f\u200b\u2028\ufeff",
-    "<s>hello</s> world<unk>",
-    "<|user|>hi<|end|>\n<|assistant|>",
-    " [INST] x [/INST]  y",
-    "</s",
-)
+    "", " ", "    return x", "\treturn x\r\n\n\n  y", "a  b   c    d ",
+    "1 12 123 1234 12345 123456 1234567 3.14 1e-9", "camelCase HTTPServer getX2Y iPhone",
+    "I'm you'LL we've DON'T it's", "naïve café ﬁ Å cafe\u0301", "😀 👩‍👩‍👧‍👦 🇫🇷", "ภาษาไทย ง่าย", "你好，世界 مرحبا",
+    "for (int i = 0; i < n; ++i) { a[i] += b->c; }", "\x01\x7f\u200b\u2028\ufeff", "<s>hello</s> world<unk>",
+    "<|user|>hi<|end|>\n<|assistant|>", " [INST] x [/INST]  y", "</s",
+)  # fmt: skip
 TEXT = [*NASTY, "The quick brown fox jumps over the lazy dog. " * 3, "def greet(name):\n    return 'Hello, ' + name\n"]
 SPLIT = r"\p{N}|[A-Z]?\p{Ll}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+|\p{L}"  # digits one by one, camel case apart
 LLAMA3_SPLIT = (
@@ -65,16 +55,9 @@ def of_sentencepiece(legacy: bool) -> Tokenizer:
     """BPE with byte fallback, as LLaMA 2's (`legacy`: a space before every piece of text) or newer Mistral's."""
     vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256))])}
     merges = [
-        ("▁", "▁"),
-        ("▁▁", "▁▁"),
-        ("r", "e"),
-        ("t", "h"),
-        ("▁", "th"),
-        ("▁", "x"),
-        ("re", "t"),
-        ("▁", "re"),
+        ("▁", "▁"), ("▁▁", "▁▁"), ("r", "e"), ("t", "h"), ("▁", "th"), ("▁", "x"), ("re", "t"), ("▁", "re"),
         ("e", "l"),
-    ]
+    ]  # fmt: skip
     for token in (*sorted({c for text in TEXT for c in text if c.isascii() and c.isprintable()} - {" "}), "▁"):
         vocabulary.setdefault(token, len(vocabulary))
     for left, right in merges:
@@ -100,3 +83,10 @@ def write(folder: Path, tokenizer: Tokenizer | None, config: dict[str, Any] | No
         if values is not None:
             (folder / name).write_text(json.dumps(values))
     return folder
+
+
+def loaded(folder: Path) -> OurTokenizer:
+    """The tokenizer of a folder that has one."""
+    found = load_tokenizer(folder)
+    assert found is not None
+    return found

@@ -19,7 +19,7 @@ from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
 from jaxspec.engine.stop_strings import StopStrings, text_of
 from jaxspec.evaluate.runlog import pieces_of
-from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, of_bytes, of_sentencepiece, write
+from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, loaded, of_bytes, of_sentencepiece, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 MAKERS = {
@@ -71,8 +71,7 @@ def test_ids_are_those_of_tokenizer_json(maker: str, tmp_path: Path):
     for number, (name, config) in enumerate(CONFIGS.items()):
         for family in ("llama", "mistral", "qwen2"):
             folder = write(tmp_path / f"{number}{family}", made, config, model_type=family)
-            ours, raw = load_tokenizer(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-            assert ours is not None
+            ours, raw = loaded(folder), tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
             if name not in ("of the model", "new tokens", "other flags", "split", "GPTNeoXTokenizer"):
                 for text in NASTY:
                     assert ours.encode(text) == raw.encode(text).ids, (name, family, text)
@@ -97,8 +96,7 @@ def test_what_a_class_of_transformers_names_and_adds(tmp_path: Path):
     for name, family in (("LlamaTokenizer", "llama"), ("CodeLlamaTokenizer", "llama"), ("GPTNeoXTokenizer", "llama")):
         made = of_sentencepiece(legacy=False) if "Llama" in name else of_bytes(bos=True)
         folder = write(tmp_path / name, made, {"tokenizer_class": name, "unk_token": "<unk>"}, model_type=family)
-        theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
-        assert ours is not None
+        theirs, ours = AutoTokenizer.from_pretrained(folder), loaded(folder)
         assert type(theirs).__name__ == name == class_of(folder)
         named = {key: token for key, token in theirs.special_tokens_map.items() if token in made.get_vocab()}
         assert {key: token for key, token in ours.special_tokens_map.items() if key in named} == named
@@ -107,8 +105,7 @@ def test_what_a_class_of_transformers_names_and_adds(tmp_path: Path):
         made = of_bytes()
         made.add_special_tokens(["<|endoftext|>"])
         folder = write(tmp_path / f"{family}{len(config)}", made, config, model_type=family)
-        ours = load_tokenizer(folder)
-        assert ours is not None
+        ours = loaded(folder)
         assert ours.special_tokens_map == AutoTokenizer.from_pretrained(folder).special_tokens_map
         assert ours.eos_token_id == made.token_to_id("<|endoftext|>")
 
@@ -139,8 +136,7 @@ def test_special_tokens_of_the_older_files(tmp_path: Path):
     }
     (folder / "special_tokens_map.json").write_text(json.dumps({**old, "bos_token": "<s>"}))
     (folder / "added_tokens.json").write_text(json.dumps({"camel": 430, "<s>": 1}))
-    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
-    assert ours is not None
+    theirs, ours = AutoTokenizer.from_pretrained(folder), loaded(folder)
     assert ours.special_tokens_map == theirs.special_tokens_map == {"eos_token": "<|end|>", "bos_token": "<s>"}
     for text in NASTY:
         assert theirs(text)["input_ids"] == ours.encode(text)
@@ -163,8 +159,7 @@ def test_flags_of_added_tokens_are_those_of_transformers(listed: bool, tmp_path:
         config["added_tokens_decoder"] = {str(at): {"content": text, **flags} for text, at in ids.items()}
     folder = write(tmp_path, made, config, model_type="llama")
     (folder / "added_tokens.json").write_text(json.dumps(ids))
-    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
-    assert ours is not None
+    theirs, ours = AutoTokenizer.from_pretrained(folder), loaded(folder)
     for text in (*NASTY, "<|start|> user\nhi<|stop|>  x<|x|>y", "a <pad> b"):
         found = ours.encode(text)
         assert found == theirs(text)["input_ids"]
@@ -173,8 +168,7 @@ def test_flags_of_added_tokens_are_those_of_transformers(listed: bool, tmp_path:
 
 
 def test_threads_encode_alike(tmp_path: Path):
-    ours = load_tokenizer(write(tmp_path, of_bytes(bos=True), NAMED))
-    assert ours is not None
+    ours = loaded(write(tmp_path, of_bytes(bos=True), NAMED))
     text, others = "<s>a</s> b<|end|>", ["<s>a</s> b"] * 2000
     expected = ours.encode(text)
     with ThreadPoolExecutor(1) as pool:
@@ -189,8 +183,7 @@ def test_threads_encode_alike(tmp_path: Path):
 def test_copies_encode_alike(split: bool, tmp_path: Path):
     """In this process and in another, such as a worker that loads data."""
     config = {"tokenizer_class": GENERIC, "split_special_tokens": split, "chat_template": TEMPLATE}
-    ours = load_tokenizer(write(tmp_path, of_bytes(), config, model_type="llama"))
-    assert ours is not None
+    ours = loaded(write(tmp_path, of_bytes(), config, model_type="llama"))
     copies: tuple[Any, ...] = (copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each)))
     for other in (make(ours) for make in copies):
         for text in NASTY:
@@ -207,15 +200,13 @@ def test_settings_of_a_batch_are_ignored(tmp_path: Path):
     made = of_bytes()
     made.enable_truncation(3)
     made.enable_padding(length=8)
-    ours = load_tokenizer(write(tmp_path, made))
-    assert ours is not None
+    ours = loaded(write(tmp_path, made))
     assert len(ours.encode("a" * 40)) > 8
     assert len(ours.encode("a")) == 1
 
 
 def test_text_after_other_tokens_keeps_its_space(tmp_path: Path):
-    ours = load_tokenizer(write(tmp_path, of_sentencepiece(legacy=True), NAMED, model_type="llama"))
-    assert ours is not None
+    ours = loaded(write(tmp_path, of_sentencepiece(legacy=True), NAMED, model_type="llama"))
     prompt = ours.encode("def f(x):\n")
     for text in ("    x = 1", " x", "x", "", "é😀", "  \n"):
         tokens = ours.encode(text)[1:]
@@ -263,8 +254,7 @@ def outcome(render: Callable[..., str], **arguments: Any) -> str:
 def test_chat_templates_render_as_in_transformers(name: str, tmp_path: Path):
     folder = write(tmp_path, of_bytes(), {**NAMED, "tokenizer_class": GENERIC}, model_type="llama")
     (folder / "chat_template.jinja").write_text(TEMPLATES[name])
-    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
-    assert ours is not None
+    theirs, ours = AutoTokenizer.from_pretrained(folder), loaded(folder)
     for prompt in (False, True):
         arguments = {"add_generation_prompt": prompt, "enable_thinking": False}
         expected = outcome(theirs.apply_chat_template, tokenize=False, **arguments)
@@ -273,8 +263,7 @@ def test_chat_templates_render_as_in_transformers(name: str, tmp_path: Path):
 
 def test_the_assistants_part_is_marked(tmp_path: Path):
     folder = write(tmp_path, of_bytes(), {"chat_template": TEMPLATES["marked"]}, model_type="llama")
-    ours = load_tokenizer(folder)
-    assert ours is not None
+    ours = loaded(folder)
     text, spans = ours.render_marked(LLAMA_CHAT)
     assert text == ours.apply_chat_template(LLAMA_CHAT) == "hi.{{ yes }} <b>."
     assert [text[start:end] for start, end in spans] == ["hi", "{{ yes }} <b>"]
@@ -294,8 +283,7 @@ def test_the_assistants_part_is_marked(tmp_path: Path):
 def test_lists_of_special_tokens_in_two_files(config: dict, later: dict, tmp_path: Path):
     folder = write(tmp_path, of_bytes(), {"tokenizer_class": GENERIC, **config}, model_type="llama")
     (folder / "special_tokens_map.json").write_text(json.dumps(later))
-    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)
-    assert ours is not None
+    theirs, ours = AutoTokenizer.from_pretrained(folder), loaded(folder)
     text = "<|a|>x<|b|>y<img>"
     assert theirs(text)["input_ids"] == ours.encode(text)
 
@@ -304,8 +292,7 @@ def test_several_chat_templates(tmp_path: Path, capsys: pytest.CaptureFixture[st
     listed = [{"name": "default", "template": "d{{ tools }}"}, {"name": "tool_use", "template": "t"}]
     folder = write(tmp_path, of_bytes(), {"chat_template": listed}, model_type="llama")
     for _ in range(2):
-        ours, theirs = load_tokenizer(folder), AutoTokenizer.from_pretrained(folder)
-        assert ours is not None
+        ours, theirs = loaded(folder), AutoTokenizer.from_pretrained(folder)
         for tools in (None, [{"type": "function"}]):
             expected = theirs.apply_chat_template(LLAMA_CHAT, tools=tools, tokenize=False)
             assert ours.apply_chat_template(LLAMA_CHAT, tools=tools) == expected
@@ -315,8 +302,7 @@ def test_several_chat_templates(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (folder / "chat_template.jinja").write_text("e")
     assert capsys.readouterr().err == ""
     unused = {"chat_template": [{"name": "rag", "template": "r"}]}
-    none = load_tokenizer(write(tmp_path / "none", of_bytes(), unused))
-    assert none is not None
+    none = loaded(write(tmp_path / "none", of_bytes(), unused))
     assert "no default chat template, only those for other uses: rag" in capsys.readouterr().err
     assert none.chat_template is None
     with pytest.raises(ValueError, match="has no chat template"):
@@ -335,8 +321,7 @@ def test_a_pre_tokenizer_that_is_not_the_models_own(tmp_path: Path, capsys: pyte
         assert ("splits text as LLaMA 3 does" in capsys.readouterr().err) == warned
         if warned:
             write(folder, None, {"fix_mistral_regex": True})
-            mended = load_tokenizer(folder)
-            assert mended is not None
+            mended = loaded(folder)
             assert not capsys.readouterr().err
             assert mended.encode("1234") == [mended.encode(digit)[0] for digit in "1234"]
             assert mended.encode("camelCase") != copy.encode("camelCase").ids
@@ -374,8 +359,7 @@ def test_post_processors_stay(tmp_path: Path):
     for add in (True, False):
         config = {"tokenizer_class": "LlamaTokenizerFast", "add_bos_token": add, "add_eos_token": add, **NAMED}
         folder = write(tmp_path / str(add), made, config, model_type="llama")
-        ours = load_tokenizer(folder)
-        assert ours is not None
+        ours = loaded(folder)
         for text in NASTY:
             assert (
                 ours.encode(text) == made.encode(text).ids == AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
@@ -385,8 +369,7 @@ def test_post_processors_stay(tmp_path: Path):
 @pytest.mark.parametrize("stop", ["\n", "🙂"])
 def test_a_stop_string_before_an_unfinished_character_ends_the_text(stop: str, tmp_path: Path):
     """Bytes in a row are decoded as one, so that half an emoji makes a line feed before it unreadable."""
-    ours = load_tokenizer(write(tmp_path, of_sentencepiece(legacy=True)))
-    assert ours is not None
+    ours = loaded(write(tmp_path, of_sentencepiece(legacy=True)))
     ids = ours.get_vocab()
     first, after = [[ids[f"<0x{byte:02X}>"] for byte in text.encode()] for text in (stop, "🙃")]
     tokens, end = [*ours.encode("ab", add_special_tokens=False), *first, *after], StopStrings(stop, ours)

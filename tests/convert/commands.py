@@ -1,44 +1,23 @@
 """Runs `jaxspec-convert` inside the test's process, on models and on heads beside a target (`folder` of conftest)."""
 
 import contextlib
-import io
+import functools
 import json
 import shutil
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pytest
 from safetensors.numpy import load_file
 
 from jaxspec.checkpoint import heads
-from jaxspec.commands import convert
+from tests import programs
 
 HEAD = Path("ckpt", "heads", "head")
 """Where the head of a test is, under its folder."""
 
 
-class Result(NamedTuple):
-    """Exit code and output of a command; `last` is the last line of stderr."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def last(self) -> str:
-        return self.err.splitlines()[-1]
-
-
-def run(*args: object) -> Result:
-    """Runs the command with these arguments."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patch.setattr(sys, "argv", ["jaxspec-convert", *map(str, args)])
-        with pytest.raises(SystemExit) as exit_:
-            convert.main()
-    return Result(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
+run = functools.partial(programs.run, "jaxspec-convert")
 
 
 def refused(source: Path, out: Path, *args: object, command: str = "llama") -> str:

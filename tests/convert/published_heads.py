@@ -205,13 +205,9 @@ def narrow_eagle3() -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         "embed_tokens.weight": noise(VOCABULARY, width), **_under("midlayer", layer),
     }  # fmt: skip
     config = {
-        **EAGLE3,
-        "hidden_size": width,
-        "target_hidden_size": WIDTH,
-        "intermediate_size": mlp,
-        "num_attention_heads": HEADS // 2,
-        "num_key_value_heads": 1,
-    }
+        **EAGLE3, "hidden_size": width, "target_hidden_size": WIDTH, "intermediate_size": mlp,
+        "num_attention_heads": HEADS // 2, "num_key_value_heads": 1,
+    }  # fmt: skip
     return _cast(found, "float32") | maps(ids()), config
 
 

@@ -12,7 +12,7 @@ from rich import filesize
 
 from jaxspec.host import atomic, terminal
 from tests import hf_models
-from tests.convert.commands import Result, inspected, run
+from tests.convert.commands import inspected, run
 from tests.convert.test_meta import write_meta
 
 
@@ -149,7 +149,7 @@ def test_hub_ids(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_hub_out_of_reach(tmp_path: Path):
-    result: Result = run("llama", "no-such-org/no-such-model", tmp_path / "ckpt")
+    result = run("llama", "no-such-org/no-such-model", tmp_path / "ckpt")
     assert result.code == 2
     assert "the hub cannot be reached" in result.last
     assert only(tmp_path) == []

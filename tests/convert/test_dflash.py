@@ -222,6 +222,15 @@ def test_dspark_of_speculators(settings: dict[str, Any], causal: list[bool], dra
     assert rows.settings["anchor"] != options.anchor
 
 
+def test_a_dflash_head_of_speculators_with_anchor_rows(folder: Path):
+    found = with_target(dflash(), folder / "hf")
+    config = imported(folder, write(folder / "head", found, {**DFLASH_SPECULATORS, "sample_from_anchor": True}))
+    assert config.settings["anchor"]
+    back, values, _ = exported(folder, "speculators")
+    assert_bitwise(back, found)
+    assert (values["sample_from_anchor"], values["speculators_model_type"]) == (True, "dflash")
+
+
 @pytest.mark.parametrize(
     ("settings", "causal", "windows", "kind"),
     [

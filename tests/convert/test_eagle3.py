@@ -39,12 +39,7 @@ from tests.convert.published_heads import (
         ({**EAGLE3_SPECULATORS, LISTED: [1, 3, 6]}, [], [1, 3, 6], ["speculators and vLLM", "top level"]),
         (EAGLE3_SPECULATORS, [], TAPS, ["speculators and vLLM", "those of EAGLE's own code"]),
         ({**EAGLE3, LISTED: [1, 3, 6]}, ["--taps", "0,1,7"], [0, 1, 7], ["as given by --taps"]),
-        (
-            {**EAGLE3, "eagle_config": {LISTED: [1]}, LISTED: [1]},
-            ["--taps", "0,1,2"],
-            [0, 1, 2],
-            ["as given by --taps"],
-        ),
+        ({**EAGLE3, "eagle_config": {LISTED: [1]}, LISTED: [1]}, ["--taps", "0,1,2"], [0, 1, 2], ["given by --taps"]),
     ],
 )
 def test_taps(values: dict, arguments: list[str], taps: list[int], words: list[str], folder: Path):

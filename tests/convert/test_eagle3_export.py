@@ -120,11 +120,7 @@ def test_what_is_made_here_comes_back(form: str, settings: dict[str, Any], folde
 @pytest.mark.parametrize(
     ("form", "settings", "words"),
     [
-        (
-            "eagle3",
-            {"tap_norm": "each"},
-            "target before fc, which --format eagle3 cannot describe; use --format speculators",
-        ),
+        ("eagle3", {"tap_norm": "each"}, "before fc, which --format eagle3 cannot describe; use --format speculators"),
         ("eagle3", {"norm_before_residual": True}, "begins the residual stream with the normed feature"),
         ("eagle3", {"returns_normed": True}, "feeds back the output of its final norm"),
         ("eagle3", {"taps": [1, 2]}, "reads 2 layers of the target and not three"),

@@ -91,10 +91,7 @@ def test_inspect_and_plan_convert_nothing(hub: list[str], tmp_path: Path):
             ["lit_model.pth"],
             "but lit_model.pth: a file of another name; if it is the model's state dict, call it pytorch_model.bin",
         ),
-        (
-            ["sub/config.json", "sub/model.safetensors"],
-            "but sub/config.json: a model in a folder of its own; name that",
-        ),
+        (["sub/config.json", "sub/model.safetensors"], "but sub/config.json: a model in a folder of its own; name"),
         (["onnx/model.onnx", "config.json"], "but onnx/model.onnx: a compiled model"),
     ],
 )

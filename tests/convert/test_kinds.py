@@ -230,11 +230,7 @@ MEANING_ANOTHER = {
         ({"is_causal": False}, {}, ["'is_causal' to False"]),
         ({"target_hidden_size": 64}, {}, ["embed_tokens.weight is missing", "width 32 for a target of width 64"]),
         ({"target_hidden_size": "64"}, {}, ["a whole number above 0 as 'target_hidden_size'"]),
-        (
-            {"target_hidden_size": 64},
-            {"embed_tokens.weight": ONES(VOCABULARY, WIDTH)},
-            ["reads 1 layers", "3 are named"],
-        ),
+        ({"target_hidden_size": 64}, {"embed_tokens.weight": ONES(VOCABULARY, WIDTH)}, ["reads 1 layers", "3 are"]),
         ({"target_layer_ids": [1, 3, 4]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({"architectures": ["Qwen3Eagle3Model"]}, {}, ["target_layer_ids if it is DeepSpec's"]),
         ({}, {"t2d": 2 * np.ones(VOCABULARY, np.uint8)}, ["t2d", "not all 0 or 1"]),

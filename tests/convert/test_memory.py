@@ -44,14 +44,9 @@ def write_model(path: Path) -> int:
         weight_map |= dict.fromkeys(tensors, f"{i}.safetensors")
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     config = {
-        "model_type": "llama",
-        "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "intermediate_size": MLP,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    }
+        "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": MLP,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 16, "tie_word_embeddings": True,
+    }  # fmt: skip
     (path / "config.json").write_text(json.dumps(config))
     return sum(array.nbytes for tensors in files for array in tensors.values())
 

@@ -104,18 +104,25 @@ def test_inspect(kind: str, published: dict, ours: dict, same: list[str], folder
     assert inspected(folder / "ckpt")["heads"] == "head"
 
 
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
+    """Targets of another shape, and what a refusal says of them."""
+    path = tmp_path_factory.mktemp("others")
+    hf_models.make("llama", path / "hf97", num_hidden_layers=1, vocab_size=97)
+    hf_models.make("llama", path / "hf64", num_hidden_layers=1, hidden_size=64)
+    for name in ("97", "64"):
+        llama.convert(path / f"hf{name}", path / name)
+    return [
+        (path / "97", "a target of vocabulary 96, and this target's is 97"),
+        (path / "64", "a target of hidden size 32, and this target's is 64"),
+    ]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_head_of_another_target(kind: str, folder: Path):
+def test_head_of_another_target(kind: str, folder: Path, others: list[tuple[Path, str]]):
     source = write(folder / "head", *KINDS[kind](folder / "hf"))
     imported(folder, source)
-    for setting, value, words in (
-        ("vocab_size", 97, "a target of vocabulary 96, and this target's is 97"),
-        ("hidden_size", 64, "a target of hidden size 32, and this target's is 64"),
-    ):
-        overrides: dict[str, Any] = {setting: value}
-        hf_models.make("llama", folder / setting, num_hidden_layers=1, **overrides)
-        other = folder / f"{setting}-ckpt"
-        llama.convert(folder / setting, other)
+    for other, words in others:
         assert words in refused(source, folder / "out", "--target", other, command="head")
         if kind != "medusa":
             assert words in refused_export(folder, HEAD, "back", "--format", kind, "--target", other)
@@ -219,7 +226,7 @@ def test_inspect_of_a_head_without_its_settings(head: str, tmp_path: Path):
     for name in config["settings"]:
         for settings in (
             {key: value for key, value in config["settings"].items() if key != name},
-            *({**config["settings"], name: value} for value in (None, "x", [None], {}, -1)),
+            *({**config["settings"], name: value} for value in (None, [None], -1)),
         ):
             (folder / "config.json").write_text(json.dumps({**config, "settings": settings}))
             result = run("inspect", folder)

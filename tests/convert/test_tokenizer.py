@@ -14,13 +14,13 @@ import tokenizers
 import transformers
 
 from jaxspec.checkpoint import builtin
-from jaxspec.checkpoint.tokenizer import load_tokenizer
+from jaxspec.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.convert import llama, tokenizer, vocabulary
 from tests import hf_models
 from tests.checkpoints import byte_tokenizer
 from tests.convert.commands import run
 from tests.convert.test_meta import write_meta
-from tests.tokenizers import LLAMA3_SPLIT, NASTY, SPLIT, of_bytes, write
+from tests.tokenizers import LLAMA3_SPLIT, NASTY, SPLIT, loaded, of_bytes, write
 
 NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 PIECES = importlib.import_module("sentencepiece.sentencepiece_model_pb2")  # without types
@@ -50,16 +50,20 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return model.SerializeToString()
 
 
+def brought(source: Path, folder: Path) -> Tokenizer:
+    """The tokenizer of a model's folder, as conversion writes it to this new one."""
+    folder.mkdir()
+    assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
+    return loaded(folder)
+
+
 def test_only_tokenizer_files_are_copied(tmp_path: Path):
     source = tmp_path / "hf"
     hf_models.make("llama", source)
     kept = {"tokenizer.json": TOKENIZER, "tokenizer_config.json": b"{ }", "chat_template.jinja": b"{{ messages }}"}
-    dropped = {
-        "modeling_evil.py": b"raise SystemExit",
-        "README.md": b"",
-        "tokenization.py": b"",
-        "training_args.bin": b"",
-    }
+    dropped = dict.fromkeys(
+        ("modeling_evil.py", "README.md", "tokenization.py", "training_args.bin"), b"raise SystemExit"
+    )
     for name, content in {**kept, **dropped}.items():
         (source / name).write_bytes(content)
     llama.convert(source, tmp_path / "ckpt")
@@ -74,8 +78,7 @@ def test_the_builtin_tokenizer_is_exported_for_every_version_of_transformers(tmp
     llama.export(builtin.FOLDER, tmp_path / "hf")
     said = json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["tokenizer_class"]
     assert said == "PreTrainedTokenizerFast"  # version 4 knows no TokenizersBackend
-    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), load_tokenizer(builtin.FOLDER)
-    assert ours is not None
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf"), loaded(builtin.FOLDER)
     assert theirs(TEXT)["input_ids"] == ours.encode(TEXT)
 
 
@@ -104,8 +107,7 @@ def meta(tmp_path: Path) -> Path:
 def test_sentencepiece(place: str, meta: Path, sentencepiece_model: bytes, tmp_path: Path):
     (meta / place / "tokenizer.model").write_bytes(sentencepiece_model)
     assert "warning:" not in run("llama", meta, tmp_path / "ckpt").err
-    converted = load_tokenizer(tmp_path / "ckpt")
-    assert converted is not None
+    converted = loaded(tmp_path / "ckpt")
     reference = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model)
     for text in (TEXT, "naïve  café", "x", *(text for text in NASTY if "<" not in text)):
         assert converted.encode(text) == [reference.bos_id(), *reference.encode(text)]
@@ -127,11 +129,8 @@ def test_without_a_tokenizer_json_ids_are_those_of_sentencepiece(
     ):
         source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
         (source / "tokenizer.model").write_bytes(sentencepiece_model)
-        folder.mkdir()
-        assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
+        ours = brought(source, folder)
         assert not capsys.readouterr().err
-        ours = load_tokenizer(folder)
-        assert ours is not None
         assert ours.special_tokens_map.keys() == NAMED.keys()
         assert ours.chat_template == (config or {}).get("chat_template")
         for text in (TEXT, *(text for text in NASTY if "<" not in text)):
@@ -145,10 +144,7 @@ def test_a_space_follows_special_tokens_unless_legacy_is_false(sentencepiece_mod
         config = {"tokenizer_class": "LlamaTokenizer", **NAMED} | ({} if legacy is None else {"legacy": legacy})
         source, folder = write(tmp_path / f"hf{legacy}", None, config), tmp_path / f"{legacy}"
         (source / "tokenizer.model").write_bytes(sentencepiece_model)
-        folder.mkdir()
-        tokenizer.bring(source, folder)
-        ours, space = load_tokenizer(folder), "" if legacy is False else "▁"
-        assert ours is not None
+        ours, space = brought(source, folder), "" if legacy is False else "▁"
         id_of = ours.get_vocab().__getitem__
         assert ours.encode("x</s>x") == [1, *map(id_of, ["▁", "x", "</s>", *space, "x"])]
 
@@ -160,10 +156,7 @@ def test_no_space_is_added_where_the_model_has_none(sentencepiece_model: bytes, 
     for legacy in (True, False):
         source, folder = write(tmp_path / f"hf{legacy}", None, {"legacy": legacy, **NAMED}), tmp_path / f"{legacy}"
         (source / "tokenizer.model").write_bytes(model.SerializeToString())
-        folder.mkdir()
-        tokenizer.bring(source, folder)
-        ours = load_tokenizer(folder)
-        assert ours is not None
+        ours = brought(source, folder)
         for text in ("x", "  x", "a  b   c"):
             assert ours.encode(text) == [1, *reference.encode(text)]
 
@@ -181,10 +174,7 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path)
         source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
         (source / "vocab.json").write_text(json.dumps(bpe["vocab"]))
         (source / "merges.txt").write_text(merges)
-        folder.mkdir()
-        assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
-        theirs, ours = transformers.AutoTokenizer.from_pretrained(source), load_tokenizer(folder)
-        assert ours is not None
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(source), brought(source, folder)
         assert (ours.special_tokens_map, ours.chat_template) == (theirs.special_tokens_map, theirs.chat_template)
         for text in NASTY:
             ids = theirs(text)["input_ids"]
@@ -213,11 +203,8 @@ def test_llama_3s_tokenizer_model_is_metas(
     text = ranks(900)
     lines = [b"%s %d" % (base64.b64encode(token), rank) for token, rank in text.items()]
     (meta / "tokenizer.model").write_bytes(b"\n".join(lines))
-    (tmp_path / "out").mkdir()
-    assert tokenizer.bring(meta, tmp_path / "out") == "PreTrainedTokenizerFast"
+    ours = brought(meta, tmp_path / "out")
     assert not capsys.readouterr().err
-    ours = load_tokenizer(tmp_path / "out")
-    assert ours is not None
     names = {"<|begin_of_text|>": 900, "<|end_of_text|>": 901, "<|start_header_id|>": 906, "<|eot_id|>": 909}
     assert {name: ours.special_ids[name] for name in names} == names
     assert ours.special_ids["<|reserved_special_token_245|>"] == 900 + 255
@@ -241,11 +228,8 @@ def test_mistrals_tekken_json_is_mistral_commons(listed: bool, tmp_path: Path, c
         ]
     source = write(tmp_path / "hf", None, None, model_type="mistral")
     (source / "tekken.json").write_text(json.dumps(content))
-    (tmp_path / "out").mkdir()
-    assert tokenizer.bring(source, tmp_path / "out") == "PreTrainedTokenizerFast"
+    ours = brought(source, tmp_path / "out")
     assert not capsys.readouterr().err
-    ours = load_tokenizer(tmp_path / "out")
-    assert ours is not None
     assert (ours.special_ids["[/INST]"], "[THINK]" in ours.special_ids) == (4, listed)
     assert ours.special_ids["<SPECIAL_29>"] == 29
     kept = {token: rank for token, rank in text.items() if rank < 800}
@@ -267,12 +251,7 @@ def test_mistrals_tekken_json_is_mistral_commons(listed: bool, tmp_path: Path, c
     ],
 )
 def test_sentencepiece_models_of_another_kind_are_named(
-    field: str,
-    value: object,
-    reason: str,
-    sentencepiece_model: bytes,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    field: str, value: object, reason: str, sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     model = PIECES.ModelProto.FromString(sentencepiece_model)
     if field == "pieces":
@@ -364,8 +343,7 @@ def test_the_tokenizer_of_a_checkpoint_is_replaced(tmp_path: Path):
     assert "tokenizer: yes" in run("inspect", tmp_path / "ckpt").out
     assert {f: f.read_bytes() for f in weights} == weights
     assert not (tmp_path / "ckpt" / "added_tokens.json").exists()
-    ours = load_tokenizer(tmp_path / "ckpt")
-    assert ours is not None
+    ours = loaded(tmp_path / "ckpt")
     assert (ours.chat_template, ours.encode("x")[0]) == ("x", 1)
     assert model.config.vocab_size == 500
 
