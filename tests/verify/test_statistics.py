@@ -9,7 +9,7 @@ from scipy import stats
 
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.decoding.sampling import Sampling, probabilities
-from jaxspec.verify import verdict
+from jaxspec.verify import verdict, workloads
 from jaxspec.verify.cases import Case, Result, joined, parse_cases
 from jaxspec.verify.exact import kept, place
 from jaxspec.verify.schedule import in_order
@@ -101,10 +101,11 @@ def test_places_part_the_whole() -> None:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind == "sampled" else pytest.mark.soak) for kind in KINDS]
 )
-def test_a_workload_is_determined_by_seed_kind_and_number(kind: str) -> None:
+def test_a_workload_is_determined_by_seed_kind_and_number(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, again = SOURCE.workload(1, kind, 6), SOURCE.workload(1, kind, 6)
     assert first == again != SOURCE.workload(2, kind, 6)
     assert len(first.requests) > len(SOURCE.workload(1, kind, 0).requests), "first checks are short"
+    monkeypatch.setattr(workloads, "LATER_PROMPTS", dict.fromkeys(KINDS, 12))
     drawn = [SOURCE.workload(seed, kind, number) for seed in range(4) for number in range(0, 60, 4)]
     for workload in drawn:
         for request in workload.requests:
