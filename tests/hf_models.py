@@ -7,25 +7,14 @@ import torch
 import transformers
 
 _TINY = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 256,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
     "pad_token_id": None,
-}
+}  # fmt: skip
 _LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
-}
+}  # fmt: skip
 _rope = lambda kind, factor: {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, "factor": factor}}
 
 # Family → class of transformers, and what differs from _TINY.

@@ -38,13 +38,7 @@ def signals(
     """Signals of a drafted level, one value per row; the hidden states are the same for all rows."""
     wide = lambda x: jnp.broadcast_to(jnp.asarray(x, jnp.float32), (len(top), len(x)))
     return DraftSignals(
-        level=jnp.int32(level),
-        drafted=jnp.ones(len(top), bool),
-        active=jnp.ones(len(top), bool),
-        top_prob=jnp.asarray(top),
-        token_prob=jnp.asarray(token),
-        log_confidence=jnp.log(jnp.asarray(token)),
-        log_coverage=jnp.log(jnp.asarray(token)),
-        draft_hidden=wide(draft),
-        target_hidden=wide(target),
-    )
+        level=jnp.int32(level), drafted=jnp.ones(len(top), bool), active=jnp.ones(len(top), bool),
+        top_prob=jnp.asarray(top), token_prob=jnp.asarray(token), log_confidence=jnp.log(jnp.asarray(token)),
+        log_coverage=jnp.log(jnp.asarray(token)), draft_hidden=wide(draft), target_hidden=wide(target),
+    )  # fmt: skip

@@ -258,10 +258,7 @@ class TestEngine:
 
     @pytest.mark.parametrize(
         ("change", "says"),
-        [
-            ({"hidden_size": 999}, "is for a target of hidden size 999"),
-            ({"vocab_size": 9}, "is for a target of vocabulary 9"),
-        ],
+        [({"hidden_size": 999}, "a target of hidden size 999"), ({"vocab_size": 9}, "is for a target of vocabulary 9")],
     )
     def test_of_another_target(self, change: dict, says: str, model, own, head: Path):
         write(head, dataclasses.replace(model.config.model, **change), own)

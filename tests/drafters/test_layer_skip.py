@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxspec.checkpoint import heads
@@ -106,7 +106,6 @@ class TestDrafting:
         assert np.abs(np.asarray(found[0] - other)).max() > 0.1, "nothing was left out"
 
     def test_traced_switches_are_the_same_and_compile_once(self, target, prefix):
-        @settings(max_examples=20, deadline=None)
         @given(st.lists(st.booleans(), min_size=2 * LAYERS, max_size=2 * LAYERS))
         def check(switches: list[bool]):
             skips = SkipMask(attention=tuple(switches[:LAYERS]), mlp=tuple(switches[LAYERS:]))

@@ -1,21 +1,15 @@
 """Medusa: the head of each level, and that drafts do not depend on the path above them."""
 
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from jaxspec.checkpoint import heads, loading
-from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.decoding.tree import Frontier
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
-from jaxspec.engine.head_weights import head_config, restore_head
-from tests.evaluate import tiny
 from tests.lossless.harness import models
 
 COUNT, VOCAB, WIDTH = 3, 50, 16
@@ -73,19 +67,3 @@ def test_a_level_is_its_heads_whatever_the_path(weights: Models):
             np.testing.assert_allclose(drafts.hidden[:, 0], hidden, atol=1e-5)
         else:
             assert (np.asarray(drafts.logits) == -np.inf).all(), "no head drafts this deep"
-
-
-def test_heads_of_another_target_are_refused(tmp_path: Path):
-    model = loading.load(tiny.checkpoint(tmp_path / "ckpt"))
-    other = models(VOCAB).target.config
-    for config, word in ((other, "vocabulary 50"), (model.config.model, None)):
-        folder = tmp_path / str(config.vocab_size)
-        folder.mkdir()
-        shape = Medusa().head_for(config, heads=2)
-        described = head_config(Medusa(), shape, model.config, "float32")
-        heads.write_head(folder, described, Medusa().build_head(shape, nnx.Rngs(0)))
-        if word is None:
-            assert len(restore_head(model, Medusa(), folder).heads) == 2
-        else:
-            with pytest.raises(CheckpointError, match=word):
-                restore_head(model, Medusa(), folder)

@@ -54,15 +54,9 @@ def models(vocab_size: int, num_layers: int = 2, num_heads: int = 2, num_kv_head
         shape: other fields of the target's config.
     """
     config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=32,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=8,
-        **shape,
-    )
+        vocab_size=vocab_size, hidden_size=16, intermediate_size=32, num_layers=num_layers, num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_dim=8, **shape,
+    )  # fmt: skip
     target = Llama(config, rngs=nnx.Rngs(0))
     noise = Llama(config, rngs=nnx.Rngs(1))
     draft_model = jax.tree.map(lambda x, y: x + 0.25 * y, target, noise)

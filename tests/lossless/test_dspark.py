@@ -6,16 +6,7 @@ import pytest
 from jaxspec.decoding.drafter import Models
 from jaxspec.methods.method import parse_method
 from tests.lossless import combinations
-from tests.lossless.harness import (
-    NEW,
-    check_texts,
-    models,
-    requests,
-    run,
-    run_refilled,
-    speculation,
-    with_dspark,
-)
+from tests.lossless.harness import NEW, check_texts, models, requests, run, run_refilled, speculation, with_dspark
 
 QUICK = ("chain,length=4", "eagle2,total=12,depth=4,width=3")
 METHODS = [

@@ -13,16 +13,9 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.mlp import MixtureOfExperts, run_all, run_selected
 
 CONFIG = LlamaConfig(
-    vocab_size=8,
-    hidden_size=16,
-    intermediate_size=24,
-    num_layers=1,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    num_experts=5,
-    experts_per_token=2,
-)
+    vocab_size=8, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
+    num_experts=5, experts_per_token=2,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -24,15 +24,9 @@ from tests import hf_models
 from tests.convert.commands import refused, run
 
 MODEL = LlamaConfig(
-    vocab_size=40,
-    hidden_size=256,
-    intermediate_size=192,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
+    vocab_size=40, hidden_size=256, intermediate_size=192, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
     qkv_bias=True,
-)
+)  # fmt: skip
 CONFIG = CheckpointConfig("llama", MODEL, "float32", "float32", "jaxspec")
 GROUPS = {"int8": 1, "int4": 2}  # of 256 inputs
 

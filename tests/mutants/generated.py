@@ -13,16 +13,9 @@ from tests.mutants.mutant import ROOT, Mutant, StaleError
 
 SEED = "0"
 DRAWN = {  # how many mutants each part of the core gets
-    "jaxspec/decoding": 14,
-    "jaxspec/rules": 5,
-    "jaxspec/drafters": 12,
-    "jaxspec/builders": 8,
-    "jaxspec/controllers": 7,
-    "train/methods": 9,
-    "train/run": 2,
-    "convert": 7,
-    "jaxspec/evaluate": 5,
-}
+    "jaxspec/decoding": 14, "jaxspec/rules": 5, "jaxspec/drafters": 12, "jaxspec/builders": 8,
+    "jaxspec/controllers": 7, "train/methods": 9, "train/run": 2, "convert": 7, "jaxspec/evaluate": 5,
+}  # fmt: skip
 METRICS = ("uncertainty.py", "cost_model.py", "divergence.py", "reliability.py", "quality.py")
 """Of `jaxspec/evaluate` these files alone."""
 

@@ -22,14 +22,9 @@ from tests.planning.placed import compiled, placed
 WHERE = parse_slice("v5e:2x4")
 CHIPS, ROWS, LAYERS = 8, 640, 2
 CONFIG = LlamaConfig(
-    vocab_size=1024,
-    hidden_size=256,
-    intermediate_size=768,
-    num_layers=LAYERS,
-    num_heads=16,
-    num_kv_heads=4,
+    vocab_size=1024, hidden_size=256, intermediate_size=768, num_layers=LAYERS, num_heads=16, num_kv_heads=4,
     head_dim=128,
-)
+)  # fmt: skip
 PARTS = {  # of each chip, by hand: 4 KV heads over 8 chips, of which two share one; 2 of 16 query heads
     "models.target.embedding.value": (1024 // 8, 256),
     "models.target.lm_head.kernel.value": (256, 1024 // 8),

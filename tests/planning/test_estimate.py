@@ -12,15 +12,7 @@ from jaxspec.model import attention_kernel
 from jaxspec.planning.chips import parse_slice
 from jaxspec.planning.counting import COMMIT, phase_of
 from jaxspec.planning.devices import tpus
-from jaxspec.planning.estimate import (
-    ESTIMATED,
-    KERNEL_SHARE,
-    Schedule,
-    coverage,
-    interval,
-    of_phase,
-    operations,
-)
+from jaxspec.planning.estimate import ESTIMATED, KERNEL_SHARE, Schedule, coverage, interval, of_phase, operations
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.plan import filled_on_average
 from jaxspec.planning.program import Compiled

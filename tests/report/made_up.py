@@ -100,18 +100,11 @@ def turn(rng: np.random.Generator, name: str, length: int, times: np.random.Gene
         trees.append(tree)
     seconds = times.uniform(0.15, 0.2, 2) * (2.2 if name == "plain" else 1.0)
     return Turn(
-        prompt=[1, 2],
-        tokens=tokens,
-        text="".join(WORDS[token] for token in tokens),
-        rounds=rounds,
-        trees=trees,
-        prefill_seconds=[0.02, 0.03],
-        decode_seconds=seconds.tolist(),
-        calibration=tally(trees),
-        asked=f"Say something. {NASTY}",
-        pieces=[WORDS[token] for token in tokens],
+        prompt=[1, 2], tokens=tokens, text="".join(WORDS[token] for token in tokens), rounds=rounds, trees=trees,
+        prefill_seconds=[0.02, 0.03], decode_seconds=seconds.tolist(), calibration=tally(trees),
+        asked=f"Say something. {NASTY}", pieces=[WORDS[token] for token in tokens],
         words={str(token): word for token, word in enumerate(WORDS)},
-    )
+    )  # fmt: skip
 
 
 def drafted(rng: np.random.Generator, method: Any) -> dict[str, list]:

@@ -10,14 +10,9 @@ from jaxspec.train.data.text import Windows
 def shape(num_layers: int) -> LlamaConfig:
     """A small target with a vocabulary of 13."""
     return LlamaConfig(
-        vocab_size=13,
-        hidden_size=8,
-        intermediate_size=16,
-        num_layers=num_layers,
-        num_heads=2,
-        num_kv_heads=1,
+        vocab_size=13, hidden_size=8, intermediate_size=16, num_layers=num_layers, num_heads=2, num_kv_heads=1,
         head_dim=4,
-    )
+    )  # fmt: skip
 
 
 def two_windows(first: int, second: int, vocab_size: int, share: float = 0.7) -> Windows:
