@@ -15,6 +15,7 @@ from jaxspec.builders import BUILDERS, Chain
 from jaxspec.decoding.strategy import Strategy
 from jaxspec.drafters import DRAFTERS
 from jaxspec.methods.method import parse_method
+from jaxspec.train.data import records
 from tests.lossless.distribution import FALSE_ALARM, VOCAB, p_value
 from tests.lossless.harness import models, requests, run, speculation
 
@@ -141,7 +142,11 @@ def test_a_chain_of_ones_own_stays_with_a_block_drafter():
     assert method.fitted(head).builder == mine(length=3)
 
 
-def test_the_trained_drafter_is_trained_restored_by_name_and_benched(page, registered, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("quick_runs", "registered")
+def test_the_trained_drafter_is_trained_restored_by_name_and_benched(page, tmp_path, monkeypatch):
+    """On the files of the standard library whose names begin with s, some of which are held out."""
+    some_files = [file for file in records.standard_library() if file.name.startswith("s")]
+    monkeypatch.setattr(records, "standard_library", lambda: some_files)
     monkeypatch.chdir(tmp_path)
     names, (train, use) = dict(page), BLOCKS[TRAINED.stop :]
     execute(train, names)
