@@ -65,7 +65,7 @@ TESTS = {  # besides the test file of the same name
     "convert/head_parts.py": ("tests/convert/test_eagle3.py",),
     "convert/heads.py": ("tests/convert/test_eagle.py",),
     "convert/llama.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
-    "jaxspec/evaluate/divergence.py": ("tests/evaluate/test_results.py",),
+    "jaxspec/evaluate/divergence.py": ("tests/evaluate/test_results.py", "tests/verify/test_explanation.py"),
     "jaxspec/evaluate/cost_model.py": ("tests/evaluate/test_modelled.py",),
 }
 EQUIVALENT: dict[str, str] = {
