@@ -70,7 +70,7 @@ class Budgeted(CostAware, ConfidencePower):
     @property
     def buckets(self) -> tuple[tuple[int, Any], ...]:
         """The compiled tree sizes, and the cost of each."""
-        _, verify = self.known
+        _, verify = self.known_costs
         enough = lambda size: next((cost for nodes, cost in verify if nodes >= size), verify[-1][1])
         return tuple((size, enough(size)) for size in sizes_up_to(self.verified, [nodes for nodes, _ in verify]))
 
@@ -84,7 +84,7 @@ class Budgeted(CostAware, ConfidencePower):
 
     def rates(self, expected: Float[Array, "B sizes"], rows: Rows, drafted: Int[Array, ""]) -> Float[Array, " sizes"]:
         """The rate of each compiled size, over the chosen rows, after `drafted` levels."""
-        level, verify = self.known[0], jnp.array([cost for _, cost in self.buckets], jnp.float32)
+        level, verify = self.known_costs[0], jnp.array([cost for _, cost in self.buckets], jnp.float32)
         return jnp.where(rows[:, None], expected, 0.0).sum(axis=0) / (drafted * level + verify)
 
     @property

@@ -87,7 +87,7 @@ class PlainRounds(Controller):
     @property
     def few(self) -> int:
         """Most levels of a round on trial: a chain of them fits into the smallest size of verification."""
-        return next((nodes - 1 for nodes, _ in self.costs.known[1] if nodes > 1), 1)
+        return next((nodes - 1 for nodes, _ in self.costs.known_costs[1] if nodes > 1), 1)
 
     def update(self, state: PlainState, counts: RoundCounts) -> PlainState:
         levels, seen = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0

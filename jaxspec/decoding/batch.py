@@ -33,7 +33,10 @@ def data_parts() -> int:
 
 
 def padded(requests: Sequence[Request], parts: int | None = None) -> list[Request]:
-    """The requests, padded with IDLE to a power of two, and then to a multiple of `parts` (None: `data_parts()`)."""
+    """The requests, padded with IDLE to a power of two, and then to a multiple of `parts` (None: `data_parts()`).
+
+    So every part of the mesh's axis `data` has the same number of rows.
+    """
     batch = power_of_two(len(requests))
     return [*requests, *[IDLE] * (batch + -batch % (parts or data_parts()) - len(requests))]
 
@@ -52,8 +55,8 @@ def start(
     Args:
         eos: token ids that end a text.
         cache_len: length of the caches, S.
-        among: requests whose states must have the same structure: if one of them uses top-k or top-p, all states have
-            an array for it. None: only these.
+        among: these requests and those that may replace them, whose states must have the same structure: if one uses
+            top-k or top-p, all states have an array for it. None: only `requests`.
         device: sharding of all arrays if there is no mesh; None: JAX's default.
     """
     among = requests if among is None else among
@@ -67,7 +70,7 @@ def start(
     temperature = column(lambda r: r.sampling.temperature, np.float64)
     # Within float32 unless it is 0, so that dividing logits by it cannot overflow.
     temperature = np.where(temperature > 0, np.clip(temperature, 1e-30, 1e30), 0.0).astype(np.float32)
-    given = {
+    known = {
         "tokens": tokens,
         "length": lengths,
         "limit": lengths + column(lambda r: r.sampling.max_new_tokens, np.int32),
@@ -77,7 +80,7 @@ def start(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     seed, index = column(lambda r: r.sampling.seed % 2**32, np.uint32), column(lambda r: r.index, np.uint32)
     # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
-    return _new_state(spec, models, device, seed, index, sampling, given)
+    return _new_state(spec, models, device, seed, index, sampling, known)
 
 
 def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
@@ -103,16 +106,19 @@ def _new_state(
     seed: UInt[Array, " B"],
     index: UInt[Array, " B"],
     sampling: Mapping[str, Any],
-    given: Mapping[str, Any],
+    known: Mapping[str, Any],
 ) -> DecodeState:
-    """`start` in one program, from the fields of `Sampling`, and those of `DecodeState` that the requests give.
+    """`start` in one program. On a mesh each array has the sharding of `place_state`.
 
-    On a mesh each array has the sharding of `place_state`.
+    Args:
+        seed, index: those of each row's request, from which its key is made.
+        sampling: the fields of `Sampling`.
+        known: the fields of `DecodeState` that follow from the requests: `tokens` has the prompts, left-aligned.
     """
-    batch, cache_len = given["tokens"].shape
+    batch, cache_len = known["tokens"].shape
     config, dtype = models.target.config, models.target.dtype
     state = DecodeState(
-        **given,
+        **known,
         finite=jnp.ones((batch,), bool),
         keys=jax.vmap(row_key)(seed, index),
         sampling=Sampling(**sampling),
@@ -139,12 +145,12 @@ def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeS
     """Applies `use` to every array of a state and its logical axes."""
     eos = jax.tree_util.GetAttrKey("eos")  # has axes, but not B; `round` is a scalar
 
-    def of(path: tuple, leaf: Any) -> Any:
+    def apply(path: tuple, leaf: Any) -> Any:
         if isinstance(leaf, KV):
             return jax.tree_util.tree_map_with_path(lambda path, part: use(part, kv_cache.axes(path)), leaf)
         return use(leaf, ("batch",) if leaf.ndim and path[0] != eos else ())
 
-    return jax.tree_util.tree_map_with_path(of, state, is_leaf=lambda leaf: isinstance(leaf, KV))
+    return jax.tree_util.tree_map_with_path(apply, state, is_leaf=lambda leaf: isinstance(leaf, KV))
 
 
 OF_A_TEXT = (
@@ -183,12 +189,12 @@ def insert(
 def _write(old: Any, new: Any, row: Int[Array, " 1"], chosen: Bool[Array, " 1"]) -> Any:
     """Writes the only row of `new` to `row` of `old`, if it is chosen."""
 
-    def put(into, values):
-        room = [(0, most - length) for most, length in zip(into.shape[1:], values.shape[1:], strict=True)]
-        if any(more for _, more in room):
-            values = jnp.pad(values, [(0, 0), *room])
-        at = [row[0], *[row.dtype.type(0)] * (into.ndim - 1)]
-        kept = jax.lax.dynamic_slice(into, at, values.shape)
-        return jax.lax.dynamic_update_slice(into, jnp.where(chosen[0], values, kept), at)
+    def write(into, values):
+        padding = [(0, most - length) for most, length in zip(into.shape[1:], values.shape[1:], strict=True)]
+        if any(more for _, more in padding):
+            values = jnp.pad(values, [(0, 0), *padding])
+        start = [row[0], *[row.dtype.type(0)] * (into.ndim - 1)]
+        kept = jax.lax.dynamic_slice(into, start, values.shape)
+        return jax.lax.dynamic_update_slice(into, jnp.where(chosen[0], values, kept), start)
 
-    return jax.tree.map(put, old, new)
+    return jax.tree.map(write, old, new)

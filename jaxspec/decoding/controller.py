@@ -92,7 +92,8 @@ class Controller(Strategy):
     ) -> nnx.Module:
         """Random weights for hidden states of these widths, into which trained ones are restored.
 
-        `settings` are the others in the `config.json` of the weights. Raises ValueError if there are no such weights.
+        `settings` are the remaining values in the `config.json` of the weights. Raises ValueError if the controller has
+        no weights, or none with these settings.
         """
         raise ValueError(f"{self.name} has no weights")
 
@@ -104,7 +105,7 @@ class Controller(Strategy):
         return self
 
     def init(self, batch: int) -> State:
-        """Initial state of `batch` sequences. No array may occur twice: the loop takes over the memory of each."""
+        """Initial state of `batch` sequences. No array may occur twice, because the state is donated to the loop."""
         return ()
 
     def begin(
@@ -112,7 +113,8 @@ class Controller(Strategy):
     ) -> tuple[State, Rows]:
         """Called before a round. Returns the state, perhaps with values for this round, and whether each row drafts.
 
-        Finished rows keep their state and do not draft, whatever is returned for them. `builder` is the round's.
+        Finished rows keep their state and do not draft, whatever is returned for them. `builder` grows this round's
+        trees.
         """
         return state, jnp.ones(keys.shape, bool)
 

@@ -55,16 +55,16 @@ class CostTable:
 
         Costs do not fall as the context grows: a lower measured time counts as noise.
         """
-        found, least = [], np.zeros(2 + len(self.verify))
+        costs, floor = [], np.zeros(2 + len(self.verify))
         for table in (self, *self.longer):
             if table.idle is None:
                 return ()
             level = table.level_cost(width) * table.plain
             seconds = [table.idle, level, *(taken for _, taken in table.verify)]
-            least = np.maximum(least, np.array(seconds) / self.plain)
-            idle, level, *verify = map(round_ratio, least.tolist())
-            found.append((table.context, idle, level, tuple(verify)))
-        return tuple(found)
+            floor = np.maximum(floor, np.array(seconds) / self.plain)
+            idle, level, *verify = map(round_ratio, floor.tolist())
+            costs.append((table.context, idle, level, tuple(verify)))
+        return tuple(costs)
 
 
 def round_ratio(value: float) -> float:

@@ -81,7 +81,7 @@ def _with_columns(by_token: Any, by_round: Any, cache_len: int, before: Int[Arra
 
 
 def write_block(rows: Array, block: Array, start: Int[Array, " B"]) -> Array:
-    """Writes block[b] to rows[b, start[b]:]. Columns past the new length are never read.
+    """Writes block [B T ...] to rows [B S ...], row b from column start[b]. Columns past the new length are never read.
 
     A block that exceeds the row is cut, not shifted as by `dynamic_update_slice`, which would overwrite the end of a
     finished text: its row may have no room for another round (`needs_room`).

@@ -44,7 +44,7 @@ def of_node(values: Array, slot: Int[Array, "B 1"]) -> Array:
 
 
 def log_mass(drafts: Drafts) -> Float[Array, "B Q 1"] | float:
-    """Log of the probability that one of the proposed tokens follows; below 0 if they leave some to other tokens."""
+    """Log of the probability that one of the proposed tokens follows; below 0 if another token may follow."""
     if drafts.token is not None:
         return jax.nn.logsumexp(drafts.logits.astype(jnp.float32), axis=-1, keepdims=True)
     return 0.0 if drafts.log_mass is None else drafts.log_mass[..., None]
@@ -52,11 +52,11 @@ def log_mass(drafts: Drafts) -> Float[Array, "B Q 1"] | float:
 
 def log_top(drafts: Drafts, slot: Int[Array, "B 1"]) -> Float[Array, " B"]:
     """Log of the largest probability after the node at `slot` of the frontier, at temperature 1."""
-    given = of_node(drafts.logits, slot).astype(jnp.float32)
-    if drafts.token is not None:  # those are log-probabilities
-        return given.max(axis=-1)
+    logits = of_node(drafts.logits, slot).astype(jnp.float32)
+    if drafts.token is not None:  # logits of candidates are log-probabilities
+        return logits.max(axis=-1)
     log_mass = 0.0 if drafts.log_mass is None else of_node(drafts.log_mass, slot)
-    return given.max(axis=-1) - jax.nn.logsumexp(given, axis=-1) + log_mass
+    return logits.max(axis=-1) - jax.nn.logsumexp(logits, axis=-1) + log_mass
 
 
 def for_each(values: Array, width: int) -> Array:
@@ -123,7 +123,7 @@ class Drafter(Strategy):
         rank: order in the choice of the default method: the lowest whose head exists is chosen; None: never.
         has_head: it has weights of its own, in a head.
         abstains: it may propose no token after a node, by logits of -inf.
-        default_builder: the builder that is used if users type none, in the form that they type.
+        default_builder: the builder of a method that names none, as it is written in a method's name.
         reuses_drafting: `target_forward` reuses results of drafting, so its time differs from a plain forward's.
     """
 
@@ -254,22 +254,22 @@ def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]]
     """
     traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
     drafted, after = shapes
-    given, made = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
-    source = [next((i for i, var in enumerate(given) if var is each), None) for each in made]
+    inputs, outputs = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
+    source = [next((i for i, var in enumerate(inputs) if var is output), None) for output in outputs]
     old, structure = jax.tree.flatten(state)
     begins = jax.tree.structure(after) != structure  # `root` adds the state of a single round
 
     changed = lambda leaves: [leaf for leaf, place in zip(leaves, source, strict=True) if place is None]
     zeros = lambda shape: jnp.zeros(shape.shape, shape.dtype)
 
-    def here() -> tuple[Drafts, list[Array]]:
+    def full_pass() -> tuple[Drafts, list[Array]]:
         drafts, state_after = run(state)
         return drafts, changed(jax.tree.leaves(state_after))
 
-    def skipped() -> tuple[Drafts, list[Array]]:
+    def no_pass() -> tuple[Drafts, list[Array]]:
         return jax.tree.map(zeros, drafted), changed(list(map(zeros, jax.tree.leaves(after))) if begins else old)
 
-    drafts, new = jax.lax.cond(needed, here, skipped)
-    rest = iter(new)
-    leaves = [next(rest) if place is None else old[place] for place in source]
+    drafts, new = jax.lax.cond(needed, full_pass, no_pass)
+    new = iter(new)
+    leaves = [next(new) if place is None else old[place] for place in source]
     return drafts, jax.tree.unflatten(jax.tree.structure(after), leaves)

@@ -91,10 +91,10 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
         selection = compaction(grown)
     tree = grown if selection is None else subtree(grown, selection)
     slots = jnp.broadcast_to(jnp.arange(spec.builder.size), grown.token.shape) if selection is None else selection.node
-    named = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
-    branches = [named(size)(partial(verify, spec, size)) for size in spec.verify_sizes]
-    given = (models, prefix, state.keys, state.sampling, tree, state.drafter, slots)
-    verified = jax.lax.switch(smallest_size(tree, spec.verify_sizes), branches, *given)
+    scope = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
+    branches = [scope(size)(partial(verify, spec, size)) for size in spec.verify_sizes]
+    arguments = (models, prefix, state.keys, state.sampling, tree, state.drafter, slots)
+    verified = jax.lax.switch(smallest_size(tree, spec.verify_sizes), branches, *arguments)
     return commit(spec, models, state, grown, tree, verified)
 
 
@@ -134,11 +134,11 @@ def draft(
             tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
         active &= reached.live.any(axis=1)
         signals = draft_signals(tree, reached, frontier, drafts, state.feature)
-        judged = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}
-        signals = dataclasses.replace(signals, **judged)
+        own = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}  # not those of copies
+        signals = dataclasses.replace(signals, **own)
         controller = select_rows(signals.drafted, spec.controller.on_level(controller, signals), controller)
-        judge_keys = fold(control_keys, frontier.level)
-        active &= copied | spec.controller.keep_drafting(models, judge_keys, controller, signals)
+        stop_keys = fold(control_keys, frontier.level)
+        active &= copied | spec.controller.keep_drafting(models, stop_keys, controller, signals)
         expand = reached.live & active[:, None]  # a drafter may skip a pass that only stopped rows would need
         return tree, dataclasses.replace(reached, live=expand), active, controller
 
@@ -240,7 +240,7 @@ def observe(spec: Speculation, models: Models, drafter: State, committed: Commit
     """The drafter's state after a round's tokens.
 
     With a controller that `goes_plain`, most positions of a path are often padding, which costs time in a large batch.
-    There the drafter reads a few positions of each row, and the others only if any is valid.
+    Then the drafter reads the first positions of each row, and the others only if one of them is valid.
     """
     batch, width = committed.token.shape
     few = max(1, READ_TOGETHER // batch)

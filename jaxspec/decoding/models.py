@@ -24,8 +24,8 @@ _STRUCTURES: dict[Any, _Structure] = {}
 class Models:
     """The weights of a run: the target's, the drafter's and the controller's (None: no weights).
 
-    A compiled function flattens its arguments at each call. For the modules of builtin that takes half a millisecond.
-    So a `Models` keeps its arrays after the first call; nobody may change its modules afterwards.
+    A compiled function flattens its arguments at each call, which is slow for modules. So a `Models` keeps its arrays
+    after the first call; its modules must not change afterwards.
     """
 
     target: Llama
@@ -43,8 +43,8 @@ def _flatten(models: Models) -> tuple[Sequence[Any], _Structure]:
 
 
 def _flatten_with_names(models: Models) -> tuple[Sequence[tuple[Any, Any]], _Structure]:
-    found, names = jax.tree_util.tree_leaves_with_path(_parts(models)), ("target", "draft", "control")
-    named = [(GetAttrKey(f"{names[path[0].idx]}{keystr(path[1:])}"), array) for path, array in found]
+    leaves, names = jax.tree_util.tree_leaves_with_path(_parts(models)), ("target", "draft", "control")
+    named = [(GetAttrKey(f"{names[path[0].idx]}{keystr(path[1:])}"), array) for path, array in leaves]
     return named, _flatten(models)[1]
 
 

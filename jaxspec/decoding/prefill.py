@@ -1,9 +1,9 @@
 """Prefill: reads the prompts into the caches, in chunks, before the first round.
 
 The host calls three programs for each chunk: one embeds its tokens, one runs a group of layers and is called for every
-group, and one does the rest. All groups have the same compiled program, because compiling all 32 layers of an 8B for a
-TPU takes more than a minute. All methods share the first program. They share the second too, except that a group of
-several layers has another one for drafters that read layers' inputs.
+group, and one does the rest. All groups share one compiled program, because compiling all layers of a large model
+together is slow. All methods share the first program. They share the second too, except that a group of several layers
+has another one for drafters that read layers' inputs.
 """
 
 import dataclasses
@@ -60,10 +60,10 @@ def _read_chunk(drafter: Drafter, models: Models, state: DecodeState, chunk: int
     for group in groups(target.config.num_layers):
         layers, first = target.layers[group], x
         keep = needs_inputs(layers, taps)
-        x, others, rows = run_group(layers, state.cache[group], first, at, config=target.config, keep_inputs=keep)
-        several = zip(range(group.start, group.stop), (first, *others), strict=False)
-        inputs |= {layer: each for layer, each in several if layer in taps}
-        cache += rows
+        x, later, written = run_group(layers, state.cache[group], first, at, config=target.config, keep_inputs=keep)
+        by_layer = zip(range(group.start, group.stop), (first, *later), strict=False)
+        inputs |= {layer: stream for layer, stream in by_layer if layer in taps}
+        cache += written
     tapped = tuple(inputs[tap] for tap in taps)
     after = end_chunk(models, dataclasses.replace(state, cache=()), x, tapped, at, drafter=drafter)
     return dataclasses.replace(after, cache=tuple(cache))
@@ -105,16 +105,16 @@ def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> I
     width, at = target.config.hidden_size, np.int32(0)  # NumPy's, because JAX would put its own on absent devices
     stream = stream_of(state, (batch, chunk, width), jnp.float32)
     yield Step("embedding", embed_chunk, (target.embedding, state.tokens, at), {"chunk": chunk})
-    each = groups(target.config.num_layers)
-    layers = target.layers[each[0]]
+    first, *others = groups(target.config.num_layers)
+    layers = target.layers[first]
     settings = {"config": target.config, "keep_inputs": needs_inputs(layers, taps)}
-    yield Step("layers", run_group, (layers, state.cache[each[0]], stream, at), settings, len(each))
+    yield Step("layers", run_group, (layers, state.cache[first], stream, at), settings, 1 + len(others))
     ending = (models, _bare(state), stream, (stream,) * len(taps), at)
     yield Step("end", end_chunk, ending, {"drafter": drafter})
 
 
 def _bare(state: DecodeState) -> DecodeState:
-    """The abstract state that `end_chunk` takes."""
+    """The abstract state that `end_chunk` takes: without the target's cache, the controller's state and the trace."""
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     bare = jax.eval_shape(lambda state: dataclasses.replace(state, cache=(), controller=None, trace=None), state)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.update(sharding=places[path]), bare)
@@ -151,7 +151,8 @@ def run_group(
     config: LlamaConfig,
     keep_inputs: bool,
 ) -> tuple[Float[Array, "B T D"], Taps, tuple[kv.KV, ...]]:
-    """Runs some layers. Returns their output, the inputs of all but the first if wanted, and their caches."""
+    """Runs a group of layers. Returns their output, their caches, and with `keep_inputs` the inputs of all but the
+    first (second in the tuple)."""
     batch, chunk, _ = x.shape
     start = jnp.full((batch,), at)
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
@@ -182,9 +183,10 @@ def end_chunk(
     *,
     drafter: Drafter,
 ) -> DecodeState:
-    """Updates the state, which has no caches here, after a chunk: first tokens of prompts that end in it, and drafter.
+    """The state after a chunk: samples the first token of each prompt that ends in it, and updates the drafter.
 
     Args:
+        state: as in `_bare`, without the target's cache.
         x: the residual stream after the last layer.
         tapped: the residual stream before the layers that the drafter reads.
     """

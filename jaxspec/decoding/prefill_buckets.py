@@ -41,10 +41,10 @@ def cache_len_for_all(spec: Speculation, first: Sequence[Request], later: Sequen
     It is rounded up to eighths of a power of two, not to a power of two: one program decodes all requests, and
     attention on a CPU reads every position.
     """
-    everybody = [*first, *later]
-    chunks, _ = shapes_ahead(spec, everybody, len(first))
-    read, refilled = cache_len_needed(spec, first, shapes(spec, first)[0]), cache_len_needed(spec, everybody, chunks[0])
-    return eighths(max(read, refilled))
+    both = [*first, *later]
+    chunks, _ = shapes_ahead(spec, both, len(first))
+    at_start, refilled = cache_len_needed(spec, first, shapes(spec, first)[0]), cache_len_needed(spec, both, chunks[0])
+    return eighths(max(at_start, refilled))
 
 
 def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> tuple[tuple[int, ...], int]:
@@ -54,9 +54,8 @@ def shapes_ahead(spec: Speculation, requests: Sequence[Request], batch: int) -> 
     the second size, if there is one.
 
     A chunk takes no longer than about two rounds. On an accelerator, a chunk and a round each read the weights once. On
-    a CPU the number of tokens decides. There a chunk has at most 4 tokens for each node that a round verifies, plus 32:
-    on the CPUs that were measured, 64 tokens cost less than two rounds of 8 rows without drafts, and 128 more.
-    With one row no other row waits, and the chunk may have any size.
+    a CPU the time depends on the number of tokens. There a chunk has at most 4 tokens for each node that a round
+    verifies, plus 32. With one row no other row waits, and the chunk may have any size.
     """
     longest = max(len(r.tokens) for r in requests)
     if backend.time_grows_with_tokens():
@@ -81,9 +80,8 @@ def chunk_for(longest: int, chunks: Sequence[int]) -> int:
 def accelerator_chunk(longest: int, batch: int) -> int:
     """Tokens per chunk on an accelerator: twice the largest size if the batch is small and a prompt is long.
 
-    Then weights are read half as often, and padding is at most a fifth. By the estimates of a TPU's compiler, a chunk
-    of 1,024 reads one prompt of 8k tokens at 45 % of peak, one of 512 at 40 %. For eight prompts it is the other way
-    round, because the norms' inputs and outputs no longer fit into fast memory.
+    Then weights are read half as often, and padding is at most a fifth. In a large batch, by the estimates of a TPU's
+    compiler, such a chunk is slower, because the norms' inputs and outputs no longer fit into fast memory.
     """
     twice = 2 * backend.ACCELERATOR_CHUNKS[-1]
     if longest >= 4 * twice and batch * twice <= TOGETHER:

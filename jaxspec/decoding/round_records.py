@@ -121,15 +121,15 @@ def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
     Prefill gives the first token, so no round counts for it.
     """
     before = 1 + np.cumsum(counts.committed) - counts.committed
-    kept = (counts.committed > 0) & (before < tokens)
-    found = {name: column[kept] for name, column in columns(counts).items()}
-    if len(found["committed"]) and (excess := 1 + found["committed"].sum() - tokens) > 0:
-        committed = found["committed"][-1] - excess
-        if committed <= found["accepted"][-1]:
-            found["levels"][-1] = min(found["levels"][-1], committed)
-        found["accepted"][-1] = min(found["accepted"][-1], committed)
-        found["committed"][-1] = committed
-    return RoundCounts(**found)
+    inside = (counts.committed > 0) & (before < tokens)
+    kept = {name: column[inside] for name, column in columns(counts).items()}
+    if len(kept["committed"]) and (excess := 1 + kept["committed"].sum() - tokens) > 0:
+        committed = kept["committed"][-1] - excess
+        if committed <= kept["accepted"][-1]:
+            kept["levels"][-1] = min(kept["levels"][-1], committed)
+        kept["accepted"][-1] = min(kept["accepted"][-1], committed)
+        kept["committed"][-1] = committed
+    return RoundCounts(**kept)
 
 
 @chex.dataclass(frozen=True)

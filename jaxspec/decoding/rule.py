@@ -1,4 +1,4 @@
-"""Verification rules: how children of a node are proposed and how the target accepts them, in lossless pairs.
+"""The interface of verification rules: how children are proposed, and how the target accepts them, in lossless pairs.
 
 A rule defines both parts, so that no builder can combine a proposal with a verification that does not fit it.
 
@@ -44,7 +44,7 @@ class Verdict:
 
 @chex.dataclass(frozen=True)
 class Proposal:
-    """C children of each of W expanded nodes."""
+    """C children of each of W expanded nodes, in the order of siblings; `log_prob` is each child's log confidence."""
 
     token: Int[Array, "B W C"]
     log_prob: Float[Array, "B W C"]

@@ -86,8 +86,7 @@ def bernoulli(keys: Key[Array, " B"], chance: Float[Array, " B"]) -> Bool[Array,
 
 
 def argmax(scores: Float[Array, "*B V"]) -> Int[Array, "*B"]:
-    """Index of the first largest score; the last index if a score is NaN. `jnp.argmax` takes three times as long on a
-    CPU."""
+    """Index of the first largest score; the last index if a score is NaN. `jnp.argmax` is slower on a CPU."""
     last, best = scores.shape[-1] - 1, scores.max(axis=-1, keepdims=True)
     return jnp.where(scores == best, jnp.arange(last + 1), last).min(axis=-1).astype(jnp.int32)
 
@@ -144,11 +143,11 @@ def threshold(
     digit_bits = backend.threshold_bits()
     digits = range(1, 2**digit_bits)
 
-    def find_digit(number: Int[Array, ""], found: Int[Array, "*B 1"]) -> Int[Array, "*B 1"]:
+    def add_digit(number: Int[Array, ""], least: Int[Array, "*B 1"]) -> Int[Array, "*B 1"]:
         unit = jnp.int32(1) << (BITS - digit_bits * (number + 1))
-        above = [jnp.where(places >= found + digit * unit, weight, 0.0) for digit in digits]
-        enough_there = [each.sum(axis=-1, keepdims=True) >= enough for each in above]
-        return found + unit * sum(each.astype(jnp.int32) for each in enough_there)
+        above = [jnp.where(places >= least + digit * unit, weight, 0.0) for digit in digits]
+        suffices = [each.sum(axis=-1, keepdims=True) >= enough for each in above]
+        return least + unit * sum(each.astype(jnp.int32) for each in suffices)
 
     lowest = jnp.full((*values.shape[:-1], 1), LEAST)
-    return values_of(jax.lax.fori_loop(0, BITS // digit_bits, find_digit, lowest))
+    return values_of(jax.lax.fori_loop(0, BITS // digit_bits, add_digit, lowest))

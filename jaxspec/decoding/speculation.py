@@ -34,8 +34,8 @@ class Speculation:
     def verify_sizes(self) -> tuple[int, ...]:
         """The sizes for which verification is compiled; a single one if all trees have the same size.
 
-        Of a drafter that may abstain, most chains are whole or empty, so of smaller sizes only the smallest is
-        compiled.
+        A drafter that may abstain mostly drafts a whole chain or nothing, so only the smallest of the smaller sizes is
+        compiled for it.
         """
         steps = self.tree_sizes if self.controller.stops or self.builder.varies else ()
         if not steps and self.drafter.abstains:

@@ -106,28 +106,28 @@ class CostAware(Strategy):
         cost = round_ratio(table.level_cost(self.level_width)) if self.cost is None else self.cost
         measured = tuple((nodes, round_ratio(seconds / table.plain)) for nodes, seconds in table.verify)
         verify = measured if self.verify is None else self.verify
-        unpriced: Any = self  # a dataclass, as every strategy
-        return dataclasses.replace(unpriced, cost=cost, verify=verify, contexts=contexts)
+        strategy: Any = self  # a dataclass, as every strategy
+        return dataclasses.replace(strategy, cost=cost, verify=verify, contexts=contexts)
 
     def at_context(self, context: Int[Array, ""]) -> Any:
         if not self.contexts:
             return self
         tokens, costs = zip(*((at, (idle, level, *verify)) for at, idle, level, verify in self.contexts), strict=True)
         at, table = jnp.array(tokens, jnp.float32), jnp.array(costs, jnp.float32)
-        here = table[0]
+        row = table[0]
         if len(tokens) > 1:  # linear, also beyond the longest: reading keys and values takes time in proportion
             low = (at[1:-1] < context).sum()
             share = jnp.maximum((context - at[low]) / (at[low + 1] - at[low]), 0.0)
-            here = table[low] + share * (table[low + 1] - table[low])
-        _, verify = self.known
-        now = copy.copy(self)  # not `replace`, because traced costs cannot be checked
-        values = {"idle": here[0], "cost": here[1], "verify": tuple((n, here[i]) for i, (n, _) in enumerate(verify, 2))}
+            row = table[low] + share * (table[low + 1] - table[low])
+        _, verify = self.known_costs
+        priced = copy.copy(self)  # not `replace`, because traced costs cannot be checked
+        values = {"idle": row[0], "cost": row[1], "verify": tuple((n, row[i]) for i, (n, _) in enumerate(verify, 2))}
         for name, value in values.items():
-            object.__setattr__(now, name, value)
-        return now
+            object.__setattr__(priced, name, value)
+        return priced
 
     @property
-    def known(self) -> tuple[Any, tuple[tuple[int, Any], ...]]:
+    def known_costs(self) -> tuple[Any, tuple[tuple[int, Any], ...]]:
         """`cost` and `verify`, traced after `at_context`. Raises ValueError if they are still to be measured."""
         if self.cost is None or self.verify is None:
             raise ValueError(
@@ -138,7 +138,7 @@ class CostAware(Strategy):
     @property
     def plain_cost(self) -> Any:
         """The cost of a round that drafts nothing; if it is not measured, of verifying the smallest size."""
-        return self.known[1][0][1] if self.idle is None else self.idle
+        return self.known_costs[1][0][1] if self.idle is None else self.idle
 
     def round_cost(self, levels: Int[Array, "*lengths"], nodes: Float[Array, "*lengths"]) -> Float[Array, "*lengths"]:
         """The cost of rounds with these numbers of levels and of verified nodes per row (the root included), in s_t(1).
@@ -147,7 +147,7 @@ class CostAware(Strategy):
         extrapolated from the last two sizes.
         """
         # At least one level is counted: if the cost of a round without drafts is not known, its first pass may run.
-        level, table = self.known
+        level, table = self.known_costs
         sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
         slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0
         fits = sizes >= nodes[..., None] - 1e-3

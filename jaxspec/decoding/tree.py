@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 NO_PARENT = -1
 
 Rows = Bool[Array, " B"]
-"""Some rows of a batch: whether each is meant."""
+"""A subset of a batch's rows: True for each row in it."""
 
 
 @chex.dataclass(frozen=True)
@@ -102,8 +102,8 @@ def put_at(values: Array, slots: Int[Array, " C"], new: Array) -> Array:
     new = new.astype(values.dtype)
     if len(slots) > 1:
         return values.at[:, slots].set(new, mode="drop")
-    here = slots == jnp.arange(values.shape[1])  # cheaper than a scatter, which is a loop on a CPU
-    return jnp.where(here.reshape(-1, *[1] * (values.ndim - 2)), new, values)
+    is_slot = slots == jnp.arange(values.shape[1])  # cheaper than a scatter, which is a loop on a CPU
+    return jnp.where(is_slot.reshape(-1, *[1] * (values.ndim - 2)), new, values)
 
 
 def subtree(tree: DraftTree, selection: Selection) -> DraftTree:

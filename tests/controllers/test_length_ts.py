@@ -195,4 +195,4 @@ def test_costs_are_asked_for_and_it_is_coupled(name: str):
     assert method.needs_costs and parse_method(str(method)) == method
     assert method.builder.depth == 12
     with pytest.raises(ValueError, match=f"{name}: its costs are not measured yet"):
-        _ = method.controller.known  # type: ignore[attr-defined]
+        _ = method.controller.known_costs  # type: ignore[attr-defined]
