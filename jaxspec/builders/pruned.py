@@ -68,8 +68,8 @@ class Pruned(ConfidencePower):
             return self
         widest = table.level[-1][0]
         costs = [table.level_cost(width) for width in range(1, widest + 1)]
-        found = next((cost for width, cost in enumerate(costs, 1) if int(1 / cost) <= width), costs[-1])
-        return dataclasses.replace(self, cost=round_ratio(found))
+        cost = next((cost for width, cost in enumerate(costs, 1) if int(1 / cost) <= width), costs[-1])
+        return dataclasses.replace(self, cost=round_ratio(cost))
 
     @property
     def limits(self) -> TreeLimits:

@@ -69,11 +69,11 @@ class TopPaths(TreeBuilder):
         parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
         first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
         slots = first + jnp.arange(count, dtype=jnp.int32)
-        found = score > -jnp.inf
-        tree = add_nodes(tree, slots, pick(proposal.token), parent, score, found)
+        added = score > -jnp.inf
+        tree = add_nodes(tree, slots, pick(proposal.token), parent, score, added)
         width = min(limits.frontier, count)
         node, pad = jnp.broadcast_to(slots[:width], (batch, width)), [(0, 0), (0, limits.frontier - width)]
-        return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(found[:, :width], pad), level=frontier.level + 1)
+        return tree, Frontier(node=jnp.pad(node, pad), live=jnp.pad(added[:, :width], pad), level=frontier.level + 1)
 
     def prune(self, tree: DraftTree) -> Selection:
         score, node = top_nodes(tree, self.verified)
@@ -106,14 +106,14 @@ class ConfidencePower(TopPaths):
         return dataclasses.replace(builder, power=self.greedy_power)
 
     def grow(self, propose: Propose, tree: DraftTree, frontier: Frontier, active: Rows) -> Grown:
-        def proposed(count: int) -> Proposal:
-            found = propose(count)
-            if found.estimated:
-                return found
-            first = jnp.arange(found.log_prob.shape[-1]) == 0
-            return dataclasses.replace(found, log_prob=found.log_prob * jnp.where(first, self.power, 1.0))
+        def propose_raised(count: int) -> Proposal:
+            proposal = propose(count)
+            if proposal.estimated:
+                return proposal
+            first = jnp.arange(proposal.log_prob.shape[-1]) == 0
+            return dataclasses.replace(proposal, log_prob=proposal.log_prob * jnp.where(first, self.power, 1.0))
 
-        return super().grow(proposed, tree, frontier, active)
+        return super().grow(propose_raised, tree, frontier, active)
 
 
 def widest(branching: int, depth: int, most: int) -> int:
@@ -128,7 +128,7 @@ def top_nodes(tree: DraftTree, count: int) -> tuple[Float[Array, "B M"], Int[Arr
 
 
 def keep(tree: DraftTree, node: Int[Array, "B M"], wanted: Bool[Array, "B M"]) -> Selection:
-    """The selection of the `wanted` ones among M nodes, parents before children."""
+    """The selection of those of M nodes that are `wanted`, parents before children."""
     size = tree.token.shape[1]
     order = jnp.sort(jnp.where(wanted, node, size), axis=1)
     live = order < size

@@ -18,16 +18,16 @@ def likely_paths(width: int, depth: int, count: int) -> tuple[Path, ...]:
     They are ordered by Σ (rank + 1) over a path's levels, as if one more rank were as unlikely as one more level; then
     by depth, then by the ranks from the root down.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     waiting: list[tuple[int, int, Path]] = [(1, 1, (0,))]
-    while waiting and len(found) < count:
+    while waiting and len(paths) < count:
         cost, level, path = heapq.heappop(waiting)
-        found.append(path)
+        paths.append(path)
         if path[-1] + 1 < width:
             heapq.heappush(waiting, (cost + 1, level, (*path[:-1], path[-1] + 1)))
         if level < depth:
             heapq.heappush(waiting, (cost + 1, level + 1, (*path, 0)))
-    return tuple(found)
+    return tuple(paths)
 
 
 @final

@@ -1,4 +1,4 @@
-"""Cali-TS's predictor: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)
+"""Cali-TS's predictor of whether the target accepts the newest draft (EESD, arXiv:2406.03853, Eq. 5).
 
 The paper has W_p · [W^i h_T ; h_D], with W^i [D, D] for each of ten levels i and W_p [D + E, 2]. W_p and W^i are folded
 into one matrix [D, 2] per level: at 70B kilobytes instead of 1.3 GB.

@@ -17,8 +17,11 @@ class Confidence(Controller):
     """DSpark's static cut: stops before a draft of low estimated acceptance.
 
     It drops the drafts after a node whose estimate is below the threshold, and all below them. The confidence head
-    reads only rows and tokens before the draft that it judges, so this is sound with every rule. An estimate is the
-    probability that the draft is accepted, if all before it are. A round whose first draft has a low one has no drafts.
+    reads only rows and tokens before the draft in question, so this is lossless with every rule.
+
+    Attributes:
+        threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first
+            draft is below it has no drafts.
     """
 
     name: ClassVar[str] = "confidence"

@@ -111,12 +111,12 @@ class ExpectedGain(LengthPlanner):
     def on_level(self, state: GainState, signals: DraftSignals) -> GainState:
         log_share = jnp.minimum(signals.log_coverage - state.coverage, -1e-6)
         odds = jnp.clip(log_share - jnp.log(-jnp.expm1(log_share)), -MOST, MOST)
-        here = jnp.arange(LONGEST) == signals.level - 1
+        newest = jnp.arange(LONGEST) == signals.level - 1
         return dataclasses.replace(
             state,
             coverage=signals.log_coverage,
             chance=state.chance * chance_of(state.weights, odds[:, None])[:, 0],
-            odds=jnp.where(here, odds[:, None], state.odds),
+            odds=jnp.where(newest, odds[:, None], state.odds),
         )
 
     def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: GainState, signals: DraftSignals) -> Rows:
@@ -124,18 +124,18 @@ class ExpectedGain(LengthPlanner):
 
     def update(self, state: GainState, counts: RoundCounts) -> GainState:
         accepted, levels, committed = (jnp.asarray(x) for x in (counts.accepted, counts.levels, counts.committed))
-        seen = committed > 0
-        made = compared(accepted, levels)
+        unfinished = committed > 0
+        comparisons = compared(accepted, levels)
         nodes = 1.0 + jnp.asarray(counts.verified).max()
         time = self.round_cost(levels.max(), nodes)
-        weights, precision = learn(state, accepted, made, seen)
-        add = lambda old, new, prior=0.0: jnp.where(seen, prior + DISCOUNT * (old - prior) + new, old)
+        weights, precision = learn(state, accepted, comparisons, unfinished)
+        add = lambda old, new, prior=0.0: jnp.where(unfinished, prior + DISCOUNT * (old - prior) + new, old)
         return dataclasses.replace(
             state,
             weights=weights,
             precision=precision,
             accepted=add(state.accepted, accepted, PRIOR_LEVELS[0]),
-            rejected=add(state.rejected, made - accepted, PRIOR_LEVELS[1]),
+            rejected=add(state.rejected, comparisons - accepted, PRIOR_LEVELS[1]),
             tokens=add(state.tokens, committed),
             time=add(state.time, time),
             density=count_density(state.density, counts),
@@ -162,15 +162,15 @@ def pays(state: GainState, active: Rows, level: Int[Array, ""]) -> Rows:
 
 
 def learn(
-    state: GainState, accepted: Int[Array, " B"], made: Int[Array, " B"], seen: Rows
+    state: GainState, accepted: Int[Array, " B"], comparisons: Int[Array, " B"], unfinished: Rows
 ) -> tuple[Float[Array, "B 2"], Float[Array, "B 2 2"]]:
     """Weights and precision after one Newton step of logistic regression on the discounted log-posterior.
 
-    `accepted` and `made` are numbers of accepted levels and of comparisons. Rows not `seen` were finished: unchanged.
+    `accepted` and `comparisons` are counts of levels. Finished rows do not change.
     """
     weights, precision, odds = state.weights, state.precision, state.odds
     position = jnp.arange(odds.shape[1])
-    valid = position < made[:, None]
+    valid = position < comparisons[:, None]
     inputs = jnp.stack([jnp.ones_like(odds), odds], axis=2)
     chance = chance_of(weights, odds)
     error = jnp.where(valid, (position < accepted[:, None]) - chance, 0.0)
@@ -179,7 +179,8 @@ def learn(
     new = certainty + DISCOUNT * (precision - certainty) + jnp.einsum("bp,bpi,bpj->bij", slope, inputs, inputs)
     pull = (1 - DISCOUNT) * (prior - weights) @ certainty
     step = jnp.einsum("bij,bj->bi", inverse(new), jnp.einsum("bp,bpi->bi", error, inputs) + pull)
-    return jnp.where(seen[:, None], weights + step, weights), jnp.where(seen[:, None, None], new, precision)
+    weights = jnp.where(unfinished[:, None], weights + step, weights)
+    return weights, jnp.where(unfinished[:, None, None], new, precision)
 
 
 def inverse(matrix: Float[Array, "B 2 2"]) -> Float[Array, "B 2 2"]:

@@ -18,8 +18,7 @@ from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import COST, FITTED, VERIFY
 from jaxspec.decoding.tree import Rows
 
-# Weight, in comparisons, of the previous position's mean as a prior. In simulation 30 was no better, 4 and 0 worse.
-LIKENESS = 10.0
+LIKENESS = 10.0  # weight, in comparisons, of the previous position's mean as a prior; chosen by simulation
 
 
 @chex.dataclass(frozen=True)
@@ -88,14 +87,14 @@ class LengthTS(LengthPlanner):
         """Alpha and beta of each position's posterior."""
         weights = jnp.full(LONGEST, LIKENESS, jnp.float32).at[0].set(self.prior_alpha + self.prior_beta)
 
-        def position(mean: Float[Array, " B"], here: tuple) -> tuple:
-            weight, accepted, rejected = here
+        def position(mean: Float[Array, " B"], counts: tuple) -> tuple:
+            weight, accepted, rejected = counts
             alpha, beta = weight * mean + accepted, weight * (1 - mean) + rejected
             return alpha / (alpha + beta), (alpha, beta)
 
         first = jnp.full_like(state.accepted[:, 0], self.prior_alpha / (self.prior_alpha + self.prior_beta))
-        seen = (weights, state.accepted.T, state.rejected.T)
-        _, (alpha, beta) = jax.lax.scan(position, first, seen, unroll=True)
+        counts = (weights, state.accepted.T, state.rejected.T)
+        _, (alpha, beta) = jax.lax.scan(position, first, counts, unroll=True)
         return alpha.T, beta.T
 
     def update(self, state: LengthState, counts: RoundCounts) -> LengthState:

@@ -35,12 +35,13 @@ class PlainState:
 class PlainRounds(Controller):
     """Another controller, except that no row drafts while drafting does not pay.
 
-    A round of drafts gains its mean number of tokens per row, less its cost in plain rounds. The gains are added up. A
-    sum above 0 is set to 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41, 1954). In the
-    lower half of the range between 0 and -PATIENCE B^EXPONENT, rounds are on trial: they draft few levels. If one of
-    these takes the sum below the range, rounds are plain. No other round does, because one long round that loses, such
-    as the first by the prior, shows little. Each plain round adds TRIAL, until one round drafts on trial again. If its
-    drafts pay, the sum rises and drafting goes on. Otherwise plain rounds follow that make up its loss.
+    A round with drafts gains its mean number of tokens per row, less its cost in plain rounds. The balance is the sum
+    of these gains. It is never above 0, so that good rounds long ago do not count (Page's CUSUM test, Biometrika 41,
+    1954). Its limit is -PATIENCE B^EXPONENT. Below half the limit, rounds are on trial: they draft few levels. Below
+    the limit, rounds are plain. Only a round on trial can take the balance there, because a single long round that
+    loses, such as the first one, proves little. Each plain round adds TRIAL, until the balance is above the limit and a
+    round on trial follows. If its drafts pay, the balance rises and drafting goes on. Otherwise as many plain rounds
+    follow as make up its loss.
 
     All rows draft or none does, because a round takes as long for one row as for all.
     """
@@ -72,7 +73,7 @@ class PlainRounds(Controller):
         self, models: Models, keys: Key[Array, " B"], state: PlainState, unfinished: Rows, builder: TreeBuilder
     ) -> tuple[PlainState, Rows]:
         inner, drafts = self.inner.begin(models, keys, state.inner, unfinished, builder)
-        return dataclasses.replace(state, inner=inner), drafts & (mean(state.balance, unfinished) > least(unfinished))
+        return dataclasses.replace(state, inner=inner), drafts & (mean(state.balance, unfinished) > limit(unfinished))
 
     def admits(self, drafts: Drafts) -> Bool[Array, "B Q"] | None:
         return self.inner.admits(drafts)
@@ -82,28 +83,29 @@ class PlainRounds(Controller):
 
     def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: PlainState, signals: DraftSignals) -> Rows:
         more = self.inner.keep_drafting(models, keys, state.inner, signals)
-        return more & (~state.on_trial | (signals.level < self.few))
+        return more & (~state.on_trial | (signals.level < self.trial_levels))
 
     @property
-    def few(self) -> int:
+    def trial_levels(self) -> int:
         """Most levels of a round on trial: a chain of them fits into the smallest size of verification."""
         return next((nodes - 1 for nodes, _ in self.costs.known_costs[1] if nodes > 1), 1)
 
     def update(self, state: PlainState, counts: RoundCounts) -> PlainState:
-        levels, seen = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0
+        levels, unfinished = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0
         cost = self.costs.round_cost(levels.max(), 1.0 + jnp.asarray(counts.verified).max()) / self.costs.plain_cost
         tokens = jnp.where(levels > 0, jnp.asarray(counts.uncut), 1)  # tokens of copies are not the drafter's
-        gain = jnp.where(levels.max() > 0, mean(tokens, seen) - cost, TRIAL)
-        lowest = jnp.where(state.on_trial, least(seen) - LARGEST_LOSS, 0.9 * least(seen))
-        balance = jnp.clip(mean(state.balance, seen) + gain, lowest, 0.0)
+        gain = jnp.where(levels.max() > 0, mean(tokens, unfinished) - cost, TRIAL)
+        least = limit(unfinished)
+        lowest = jnp.where(state.on_trial, least - LARGEST_LOSS, 0.9 * least)
+        balance = jnp.clip(mean(state.balance, unfinished) + gain, lowest, 0.0)
         return PlainState(
-            balance=jnp.where(seen, balance, state.balance),
-            on_trial=jnp.where(seen, balance < least(seen) / 2, state.on_trial),
+            balance=jnp.where(unfinished, balance, state.balance),
+            on_trial=jnp.where(unfinished, balance < least / 2, state.on_trial),
             inner=self.inner.update(state.inner, counts),
         )
 
 
-def least(rows: Rows) -> Float[Array, ""]:
+def limit(rows: Rows) -> Float[Array, ""]:
     """The balance of these rows below which none of them drafts."""
     return -PATIENCE * jnp.maximum(rows.sum(), 1) ** EXPONENT
 

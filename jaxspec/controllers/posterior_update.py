@@ -28,9 +28,7 @@ def draw_beta(
 
     It is X / (X + Y) of two Gamma variables, each by Wilson and Hilferty's cube of a normal variable.
     """
-    # `jax.random.beta` is exact, but its rejection loop takes nine times as long: 36 and 4 µs on a CPU
-    # (`git show b2108fc:benchmarks/README.md`).
-    shape = jnp.stack([alpha, beta], axis=1)
+    shape = jnp.stack([alpha, beta], axis=1)  # not `jax.random.beta`: it is exact, but its rejection loop is slow
     more = shape + 1  # Gamma(a) is Gamma(a + 1) times U^(1 / a), and the approximation is good for shapes above 1
     third = 1 / (9 * more)
     normal = jax.vmap(lambda key: jax.random.normal(key, shape.shape[1:], jnp.float32))(fold(keys, 0))

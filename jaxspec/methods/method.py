@@ -32,7 +32,7 @@ class Method:
     """A method, resolved: the strategies with all their settings.
 
     Attributes:
-        builder: the default is a chain of 4; `parse_method` has others.
+        builder: the default is a chain of 4; `parse_method` chooses another for some drafters and controllers.
         head: folder under CKPT/heads, or a path; None: the one of the drafter's name, where it has a head.
         history: if the last `history` tokens of a row, or more, occurred before, the row drafts what followed them
             instead of the head's tokens. 0: off. Only for drafters with a head.
@@ -69,15 +69,14 @@ class Method:
 
     def with_costs(self, table: CostTable) -> "Method":
         """The same method; every missing cost is taken from a measured table."""
-        given = {role: getattr(self, role).with_costs(table) for role in ROLES}
-        return dataclasses.replace(self, **given)
+        return dataclasses.replace(self, **{role: getattr(self, role).with_costs(table) for role in ROLES})
 
     def fitted(self, draft: Any) -> "Method":
         """The same method, with settings reduced to what the drafter's weights allow.
 
         A chain is cut to the head's block. With history only the default chain is cut, because copies can be longer
-        than a block: an explicit length is kept. Raises ValueError if the controller needs an output
-        that the weights do not have.
+        than a block: an explicit length is kept. Raises ValueError if the controller needs an output that the weights
+        do not have.
         """
         if self.controller.needs_estimates and not self.drafter.estimates(draft):
             raise ValueError(
@@ -100,10 +99,10 @@ class Method:
     def rule(self, greedy: bool) -> Rule:
         """The lossless verification for this method: greedy at temperature 0, else rejection sampling or coupling.
 
-        Chains take rejection sampling, which accepts more of a single child. Trees take Gumbel coupling, which tests
-        all children of a node at once and lets nodes be pruned, and so does plain decoding: their text for a seed is
-        the same. So do chains whose controller depends on the batch, because under rejection
-        sampling their text would depend on it too, and drafters of blocks, so any part of the block may be verified.
+        A chain takes rejection sampling, which accepts more of a single child. Gumbel coupling is for the others:
+        trees, because it tests all children of a node at once and lets nodes be pruned; plain decoding, whose text for
+        a seed is then the trees'; chains whose controller depends on the batch, because under rejection sampling their
+        text would depend on it too; and drafters of blocks, so that any part of the block may be verified.
         """
         if greedy:
             return Greedy()
@@ -195,7 +194,7 @@ def typed(drafter: str, head: str | None) -> str:
 
 
 def default_method(heads: Iterable[str]) -> Method:
-    """That of the head of the best rank, of heads named DRAFTER or DRAFTER@HEAD; prompt lookup if there is none."""
+    """The method of the head (DRAFTER or DRAFTER@HEAD) with the lowest `Drafter.rank`; prompt lookup if there is none."""
     named = [text.partition("@")[::2] for text in heads]
     ranked = [(rank, head, drafter) for drafter, head in named if (rank := DRAFTERS[drafter].rank) is not None]
     _, head, drafter = min(ranked, default=(0, "", "ngram"))
@@ -205,11 +204,11 @@ def default_method(heads: Iterable[str]) -> Method:
 
 def _history(settings: list[str], text: str) -> tuple[list[str], int]:
     """A drafter's settings without that of history, and its value."""
-    given = [setting for setting in settings if setting.partition("=")[0] == HISTORY]
-    values = [setting.partition("=")[2] for setting in given]
-    if not all(value.isdecimal() for value in values) or len(given) > 1:
+    of_history = [setting for setting in settings if setting.partition("=")[0] == HISTORY]
+    values = [setting.partition("=")[2] for setting in of_history]
+    if not all(value.isdecimal() for value in values) or len(of_history) > 1:
         raise ValueError(f"method {text!r}: write {HISTORY}=N once, N from 0 to {LONGEST_MATCH} tokens that must match")
-    return [setting for setting in settings if setting not in given], int(values[0]) if values else 0
+    return [setting for setting in settings if setting not in of_history], int(values[0]) if values else 0
 
 
 def _part(kinds: dict[str, Any], typed: str, text: str) -> Any:
@@ -235,14 +234,14 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
     Raises ValueError if the method has no such setting (the message lists its settings), several parts have it, a value
     does not fit, or there are fewer than two distinct ones.
     """
-    known = _varied(method)
-    found = [full for full in known if setting in (full, full.partition(".")[2])]
-    if not found:
-        offers = f"its settings are {', '.join(known)}" if known else "it has none"
+    fields = _fields_by_name(method)
+    names = [name for name in fields if setting in (name, name.partition(".")[2])]
+    if not names:
+        offers = f"its settings are {', '.join(fields)}" if fields else "it has none"
         raise ValueError(f"the method {method} has no setting {setting!r}; {offers}")
-    if len(found) > 1:
-        raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(found)}")
-    variants = [_variant(method, *known[found[0]], value) for value in values]
+    if len(names) > 1:
+        raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(names)}")
+    variants = [_variant(method, *fields[names[0]], value) for value in values]
     seen = set[Method]()
     for text, variant in zip(values, variants, strict=True):
         if variant.method in seen:
@@ -253,16 +252,16 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
     return variants
 
 
-def _varied(method: Method) -> dict[str, tuple[str | None, dataclasses.Field]]:
-    """The field of each setting and the part that has it, by the name to type; None: the method itself."""
+def _fields_by_name(method: Method) -> dict[str, tuple[str | None, dataclasses.Field]]:
+    """The role of the part with each setting (None: the method itself), and its field, by the name to type."""
     if method.drafter.name == "plain":
         return {}
     parts = [(role, getattr(method, role)) for role in ROLES]
-    known: dict[str, tuple[str | None, dataclasses.Field]] = {
+    of_parts: dict[str, tuple[str | None, dataclasses.Field]] = {
         f"{part.name}.{field.name}": (role, field) for role, part in parts for field in settings_of(part)
     }
     own = () if method.head is None else (HEAD, HISTORY)
-    return known | {field.name: (None, field) for field in dataclasses.fields(method) if field.name in own}
+    return of_parts | {field.name: (None, field) for field in dataclasses.fields(method) if field.name in own}
 
 
 def _variant(method: Method, role: str | None, field: dataclasses.Field, text: str) -> Variant:

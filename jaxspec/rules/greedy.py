@@ -16,7 +16,7 @@ from jaxspec.decoding.tree import DraftTree, path_to
 @final
 @dataclasses.dataclass(frozen=True)
 class Greedy(Rule):
-    """Temperature 0: the text of plain greedy decoding."""
+    """Temperature 0: children are the top k, and the one that equals the target's argmax is accepted."""
 
     keeps_probs: ClassVar[bool] = False
     may_prune: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class Greedy(Rule):
 
 
 def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
-    """Proposes the `count` most probable tokens after each of `width` nodes (all, if there are fewer)."""
+    """Proposes the C = `count` most probable tokens after each of W = `width` nodes (all, if there are fewer)."""
     logits = drafts.logits.astype(jnp.float32)
     top, rank = top_k(logits, count)
     if drafts.token is None:

@@ -1,4 +1,4 @@
-"""Gumbel coupling: target and drafter sample with the same noise (drafter-invariant, arXiv:2408.07978)."""
+"""Gumbel coupling: target and drafter sample with the same noise (drafter-invariant decoding, arXiv:2408.07978)."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -17,12 +17,12 @@ from jaxspec.rules.greedy import follow, propose_top_k
 @final
 @dataclasses.dataclass(frozen=True)
 class GumbelCoupling(Rule):
-    """One Gumbel vector g for each position of the text. The target's token is argmax(log p + g), and drafts guess it.
+    """One Gumbel vector g [V] for each position of the text. The target's token there is argmax(log p + g).
 
-    All nodes of a depth share g, which depends only on the text's key and the position. So the text depends only on p
-    and g. It is plain decoding's text for the same seed, whatever is drafted, pruned or decoded in the same batch.
-    Children are the top k of log q + g. Their confidences are its softmax: the probability that a child is the target's
-    token if log p differed from log q by further Gumbel noise.
+    The child that equals it is accepted. All nodes of a depth share g, which depends only on the text's key and the
+    position. So the text depends only on p and g. It is plain decoding's text for the same seed, whatever is drafted,
+    pruned or decoded in the same batch. Children are the top k of log q + g. Their confidences are its softmax: the
+    probability that a child is the target's token if log p differed from log q by further Gumbel noise.
     """
 
     keeps_probs: ClassVar[bool] = False
@@ -40,8 +40,8 @@ class GumbelCoupling(Rule):
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         noise, scores = where_sampled(draws), kept_logits(logits, draws.sampling)
         for level in range(noise.shape[1]):  # selects are cheaper than a gather of [V] rows
-            here = (tree.depth == level)[..., None]
-            scores += jnp.where(here, noise[:, level, None], 0.0)
+            at_level = (tree.depth == level)[..., None]
+            scores += jnp.where(at_level, noise[:, level, None], 0.0)
         return follow(tree, argmax(scores), depth)
 
 

@@ -32,10 +32,10 @@ class RejectionSampling(Rule):
         return probabilities(logits, never_greedy(sampling))
 
     def propose(self, draws: Draws, drafts: Drafts, width: int, count: int) -> Proposal:
-        hot, support = (draws.sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
+        sampled, support = (draws.sampling.temperature > 0)[:, None, None], drafts.logits.shape[-1]
         probs = self.draft_probs(draws.sampling, drafts)
-        own = jnp.where(hot, gumbel(draws.keys, (width, support)), 0.0)
-        scores, rank = top_k(jnp.log(probs) + own, count)
+        noise = jnp.where(sampled, gumbel(draws.keys, (width, support)), 0.0)
+        scores, rank = top_k(jnp.log(probs) + noise, count)
         pick = lambda values: jnp.take_along_axis(for_each(values, width), rank, axis=-1)
         return Proposal(
             token=rank if drafts.token is None else pick(drafts.token),
@@ -45,25 +45,27 @@ class RejectionSampling(Rule):
 
     def verify(self, draws: Draws, tree: DraftTree, logits: Float[Array, "B N V"], depth: int) -> Verdict:
         batch, nodes = tree.token.shape
-        coin = jax.vmap(lambda key: jax.random.uniform(key, (nodes,), jnp.float32))(fold(draws.keys, 0))
+        uniform = jax.vmap(lambda key: jax.random.uniform(key, (nodes,), jnp.float32))(fold(draws.keys, 0))
         bonus_keys = fold(draws.keys, 1)
         target = probabilities(logits, draws.sampling)  # for all nodes at once: on a mesh, top-p needs all-reduces
         branching = (tree.parent[:, :, None] == jnp.arange(nodes)).sum(axis=1).max()  # most children of any node
 
         def visit(carry, step):
+            """Tests the children of the path's last node, and draws the token that follows if none is accepted."""
             node, on_path = carry
             at = lambda values: jnp.take_along_axis(values, node[:, None, None], axis=1)[:, 0]
             p, q = at(target), at(tree.draft_probs)
             children = tree.live & (tree.parent == node[:, None]) & on_path[:, None]
 
             def test(_, carry):
+                """Tests the first of the remaining children, unless one (`child`) was accepted."""
                 p, q, children, child = carry
                 candidate = children.argmax(axis=1).astype(jnp.int32)
                 token = jnp.take_along_axis(tree.token, candidate[:, None], axis=1)
                 of = lambda values, index: jnp.take_along_axis(values, index, axis=1)[:, 0]
-                open_ = children.any(axis=1) & (child < 0)
-                accept = open_ & (of(coin, candidate[:, None]) * of(q, token) < of(p, token))
-                reject = (open_ & ~accept)[:, None]
+                tested = children.any(axis=1) & (child < 0)
+                accept = tested & (of(uniform, candidate[:, None]) * of(q, token) < of(p, token))
+                reject = (tested & ~accept)[:, None]
                 p, q = jnp.where(reject, residual(p, q), p), jnp.where(reject, without(q, token), q)
                 children = children & (jnp.arange(nodes) != candidate[:, None])
                 return p, q, children, jnp.where(accept, candidate, child)
@@ -71,13 +73,13 @@ class RejectionSampling(Rule):
             none = jnp.full((batch,), -1, jnp.int32)
             p, _, _, child = jax.lax.fori_loop(0, branching, test, (p, q, children, none))
             token = sample(fold(bonus_keys, step), p)
-            found = on_path & (child >= 0)
-            node = jnp.where(found, child, node)
-            return (node, found), (node, found, token)
+            goes_on = on_path & (child >= 0)
+            node = jnp.where(goes_on, child, node)
+            return (node, goes_on), (node, goes_on, token)
 
         start = (jnp.zeros((batch,), tree.parent.dtype), jnp.ones((batch,), bool))
-        _, (reached, found, bonus) = jax.lax.scan(visit, start, jnp.arange(depth + 1))
-        accepted = found.sum(axis=0, dtype=jnp.int32)
+        _, (reached, goes_on, bonus) = jax.lax.scan(visit, start, jnp.arange(depth + 1))
+        accepted = goes_on.sum(axis=0, dtype=jnp.int32)
         path = jnp.concatenate([jnp.zeros((batch, 1), jnp.int32), reached[:depth].T.astype(jnp.int32)], axis=1)
         return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(bonus, accepted[None], axis=0)[0])
 

@@ -70,7 +70,6 @@ TESTS = {  # besides the test file of the same name
 }
 EQUIVALENT: dict[str, str] = {
     "jaxspec/decoding/loop.py:one_round:compare:b2cda5": "a compacted tree of the only size has the same live nodes",
-    "jaxspec/controllers/posterior_update.py:draw_beta:sign:a4f87c": "a normal variable is as likely as its negative",
     "convert/llama.py:_match:compare:741899": "with a tensor a layer some are missing, which is refused next",
 }
 """Generated mutants that no test can notice, and why."""
