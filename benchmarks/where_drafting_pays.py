@@ -194,7 +194,7 @@ def one_round(spec: Speculation, true: CostTable, context: Array, rates: Array, 
     learnt = spec.controller.update(after.controller, of_drafter(counts, done))
 
     costs, levels = priced(true).at_context(length.max()), counts.levels.max()
-    level, unit, tables = levels * costs.known[0], true.plain, (true, *true.longer)
+    level, unit, tables = levels * costs.known_costs[0], true.plain, (true, *true.longer)
     plain = jnp.interp(
         length.mean(), jnp.array([t.context for t in tables]), jnp.array([t.plain / unit for t in tables])
     )

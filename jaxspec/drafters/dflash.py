@@ -152,8 +152,8 @@ class DflashHead(nnx.Module):
     def context(self, taps: tuple[Float[Array, "B T D"], ...], positions: Int[Array, "B T"]) -> tuple[kv.KV, ...]:
         """Each layer's keys and values of verified tokens, from the target's hidden states."""
         fused, angles = self.fuse(taps), rotary(self.config, positions)
-        found = [layer.attention.project(fused, angles) for layer in self.layers]
-        return tuple(kv.KV(k=key.mT, v=value) for _, key, value in found)
+        projected = [layer.attention.project(fused, angles) for layer in self.layers]
+        return tuple(kv.KV(k=key.mT, v=value) for _, key, value in projected)
 
     def fuse(self, taps: tuple[Float[Array, "B T D"], ...]) -> Float[Array, "B T D"]:
         """The target's hidden states, fused and normalised."""
@@ -221,9 +221,9 @@ def of_level(head: DflashHead, state: DflashState, level: Int[Array, ""] | int, 
     """The drafts after nodes with these tokens at depth `level`; none beyond the block."""
     assert state.logits is not None and state.hidden is not None, "root comes before expand"
     # Past the last level, the slice is the last one.
-    at = lambda values: jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
+    at_level = lambda values: jax.lax.dynamic_slice_in_dim(values, level, 1, axis=1)
     mask, vocab = head.options.draft_vocabulary, head.config.vocab_size
-    logits, hidden = at(state.logits), at(state.hidden)
+    logits, hidden = at_level(state.logits), at_level(state.hidden)
     odds = head.acceptance_odds(hidden, token, level)
     if head.markov is not None:
         logits = logits + head.markov(token)

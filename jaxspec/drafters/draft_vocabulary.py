@@ -26,16 +26,16 @@ def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
 
     Raises ValueError if there are no ids, an id occurs twice, or is outside the vocabulary.
     """
-    given = np.array(list(ids), np.int64)
-    if not given.size:
+    tokens = np.array(list(ids), np.int64)
+    if not tokens.size:
         raise ValueError("a draft vocabulary needs at least one token")
-    if given.min() < 0 or given.max() >= vocab_size:
-        worst = given.min() if given.min() < 0 else given.max()
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+        worst = tokens.min() if tokens.min() < 0 else tokens.max()
         raise ValueError(f"a draft vocabulary has token {worst}, and the target's ids go from 0 to {vocab_size - 1}")
     inside = np.zeros(vocab_size, bool)
-    inside[given] = True
-    if inside.sum() < given.size:
-        twice = np.flatnonzero(np.bincount(given) > 1)[0]
+    inside[tokens] = True
+    if inside.sum() < tokens.size:
+        twice = np.flatnonzero(np.bincount(tokens) > 1)[0]
         raise ValueError(f"a draft vocabulary has token {twice} more than once")
     return None if inside.all() else np.packbits(inside).tobytes().hex()
 

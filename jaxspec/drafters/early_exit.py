@@ -150,14 +150,13 @@ class EarlyExit(Drafter):
         target, seen = models.target, visible(mask, prefix.length - 1, cache_len, slots)
         start, angles = target.embed(take(tree.token, node)), rotary(target.config, at)
         over_lower = over_cache(seen, prefix.cache[: head.first], old.nodes)
-        x, known, _ = run_layers(target.layers[: head.first], start, angles, over_lower)
+        x, lower_nodes, _ = run_layers(target.layers[: head.first], start, angles, over_lower)
         put = jax.vmap(lambda values, at, new: values.at[at].set(new, mode="drop"))
-        bottom = LowerLayers(
-            nodes=known, hidden=put(old.hidden, slots, x), known=put(old.known, slots, jnp.ones(slots.shape, bool))
-        )
+        known = put(old.known, slots, jnp.ones(slots.shape, bool))
+        lower = LowerLayers(nodes=lower_nodes, hidden=put(old.hidden, slots, x), known=known)
         logits, hidden, nodes = head(x, angles, over_cache(seen, state.cache, state.nodes))
         drafts = drafts_of(head.draft_vocabulary, head.config.vocab_size, logits, hidden)
-        return drafts, EarlyExitState(cache=state.cache, nodes=nodes, lower=bottom)
+        return drafts, EarlyExitState(cache=state.cache, nodes=nodes, lower=lower)
 
     def target_forward(
         self,
@@ -171,19 +170,19 @@ class EarlyExit(Drafter):
         """Runs the target over all nodes of a tree, and reuses the known results of its first layers."""
         if state.lower is None:  # nothing was drafted
             return super().target_forward(models, state, prefix, tree, slots, leaves)
-        model, bottom = models.target, state.lower
-        first = len(bottom.nodes)
+        model, drafted = models.target, state.lower
+        first = len(drafted.nodes)
         lower_cache, upper_cache = prefix.cache[:first], prefix.cache[first:]
         at, cached, cache_len = positions(prefix, tree.depth), prefix.length - 1, kv.capacity(prefix.cache)
-        missing = tree.live & ~take(bottom.known, slots)
-        found, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # equal values keep their order
-        put_at = jnp.where(found > 0, leaf, tree.token.shape[1])
-        known = tuple(kv.gather_path(layer, slots) for layer in bottom.nodes)
+        missing = tree.live & ~take(drafted.known, slots)
+        is_missing, leaf = jax.lax.top_k(missing.astype(jnp.float32), leaves)  # equal values keep their order
+        put_at = jnp.where(is_missing > 0, leaf, tree.token.shape[1])
+        known = tuple(kv.gather_path(layer, slots) for layer in drafted.nodes)
         seen, angles = visible(tree_mask(tree, leaf), cached, cache_len, put_at), rotary(model.config, take(at, leaf))
         start = model.embed(take(tree.token, leaf))
         new, lower, _ = run_layers(model.layers[:first], start, angles, over_cache(seen, lower_cache, known))
         put = jax.vmap(lambda old, at, row: old.at[at].set(row, mode="drop"))
-        hidden = put(take(bottom.hidden, slots), put_at, new)
+        hidden = put(take(drafted.hidden, slots), put_at, new)
         seen, angles = visible(tree.ancestors, cached, cache_len), rotary(model.config, at)
         x, upper, inputs = run_layers(model.layers[first:], hidden, angles, over_cache(seen, upper_cache))
         taps = model.tapped(inputs[tap - first] for tap in self.taps(models))

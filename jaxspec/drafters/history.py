@@ -25,7 +25,7 @@ from jaxspec.drafters.suffix_match import Continuation, MatchState
 from jaxspec.model.llama import Output
 
 LONGEST = 16
-"""Most tokens of a match that are compared. Among equally long matches the latest wins."""
+"""Most tokens of a match that are compared. Of equally long matches the latest is taken."""
 
 AGAINST_THE_HEAD = 0.25
 """Prior chance of a match if the head prefers another token, relative to its prior chance in general. It is a guess in
@@ -112,11 +112,11 @@ class WithHistory(Drafter):
     def root(self, models: Models, state: HistoryState, prefix: Prefix, tree: DraftTree) -> tuple[Drafts, HistoryState]:
         batch, size = tree.token.shape
         ahead = suffix_match.continuation(prefix.token, prefix.length, LONGEST, size)
-        usual = state.accepted / (state.head_rounds + suffix_match.TRUST)
+        of_head = state.accepted / (state.head_rounds + suffix_match.TRUST)
         frontier = root_frontier(batch)
         if prefix.unfinished is not None:
             frontier = dataclasses.replace(frontier, live=prefix.unfinished[:, None])
-        copied = (ahead.matched >= self.history) & (worth(state.matches, ahead.matched, self.depth) >= usual)
+        copied = (ahead.matched >= self.history) & (worth(state.matches, ahead.matched, self.depth) >= of_head)
         begun = dataclasses.replace(
             state,
             matches=dataclasses.replace(state.matches, ahead=ahead),

@@ -55,8 +55,8 @@ class TracedSkipMask:
 
 def skip(num_layers: int, attention: Collection[int], mlp: Collection[int]) -> SkipMask:
     """The set that skips the attention and the MLP of these layers, counted from 0."""
-    among = lambda chosen: tuple(i in chosen for i in range(num_layers))
-    return SkipMask(attention=among(attention), mlp=among(mlp))
+    flags = lambda skipped: tuple(i in skipped for i in range(num_layers))
+    return SkipMask(attention=flags(attention), mlp=flags(mlp))
 
 
 def layers_of(skips: SkipMask) -> dict[str, list[int]]:
@@ -168,10 +168,10 @@ class LayerSkip(Drafter):
     def check_head(self, shape: HeadShape, target: LlamaConfig) -> None:
         if (theirs := shape.model.num_layers) != target.num_layers:
             raise ValueError(f"is for a target of {theirs} layers, and this one has {target.num_layers}")
-        found = {"trained": False, "draft_vocabulary": None, **shape.settings}
-        are_layers = lambda some: isinstance(some, list) and all(type(i) is int and 0 <= i < theirs for i in some)
-        lists = [found.get(name) for name in ("attention", "mlp")]
-        if len(found) != 4 or not all(map(are_layers, lists)) or type(found["trained"]) is not bool:
+        settings = {"trained": False, "draft_vocabulary": None, **shape.settings}
+        are_layers = lambda value: isinstance(value, list) and all(type(i) is int and 0 <= i < theirs for i in value)
+        lists = [settings.get(name) for name in ("attention", "mlp")]
+        if len(settings) != 4 or not all(map(are_layers, lists)) or type(settings["trained"]) is not bool:
             raise ValueError(
                 f"must have the settings `attention` and `mlp`, lists of layers from 0 to {theirs - 1}, and `trained` "
                 f"where it has weights, and has {dict(shape.settings)}"

@@ -1,4 +1,8 @@
-"""Prompt lookup: drafts the tokens that followed the last tokens where they stood before, without any weights."""
+"""Prompt lookup: drafts the tokens that followed an earlier match of the last tokens, without weights.
+
+After Saxena's prompt lookup decoding (2023) and LLMA (arXiv:2304.04487), which copy a single match. Here up to
+`CANDIDATES` tokens are proposed after each node, so trees can be drafted.
+"""
 
 import dataclasses
 from typing import ClassVar, final
@@ -20,7 +24,7 @@ CANDIDATES = 10  # most different tokens that are proposed after a node
 class Ngram(Drafter):
     """Prompt lookup: drafts the tokens that followed an earlier match of the last tokens.
 
-    It compares the last tokens with all committed tokens. The longest match wins, and among equal ones the latest. All
+    It compares the last tokens with all committed tokens. The longest match is taken, and of equal ones the latest. All
     candidates of a node together have the success rate of its longest match: the state counts, for each match length,
     how often the text continued as before.
 
@@ -66,11 +70,11 @@ class Ngram(Drafter):
             best.append(place.max(axis=-1))
             tokens.append(jnp.take_along_axis(follows[:, 0], best[-1] % size, axis=1))
             place = jnp.where(follows == tokens[-1][..., None], -1, place)
-        found = jnp.stack(best, axis=-1)
-        score = jnp.where(found >= 0, self.sharpness * (found // size) + found % size / jnp.float32(size), -jnp.inf)
+        hits = jnp.stack(best, axis=-1)  # matched tokens * size + position; -1: none
+        score = jnp.where(hits >= 0, self.sharpness * (hits // size) + hits % size / jnp.float32(size), -jnp.inf)
         total = jax.nn.logsumexp(score, axis=-1, keepdims=True)
-        chance = suffix_match.chance(state, jnp.maximum(found[..., :1] // size, 0))
-        logits = score + jnp.where(found[..., :1] >= 0, jnp.log(chance) - total, 0.0)
+        chance = suffix_match.chance(state, jnp.maximum(hits[..., :1] // size, 0))
+        logits = score + jnp.where(hits[..., :1] >= 0, jnp.log(chance) - total, 0.0)
         return Drafts(logits=logits, token=jnp.stack(tokens, axis=-1)), state
 
 
@@ -82,7 +86,7 @@ def path_ends(
     drafted = take(tree.depth, node)[..., None]
     back = drafted - tree.depth[:, None]  # [B, W, N]: depth of node w minus that of each tree node
     on_path = jnp.take_along_axis(tree.ancestors, node[..., None], axis=1)
-    here = on_path[..., None] & (back[..., None] == place)
-    own = jnp.where(here, tree.token[:, None, :, None], 0).sum(axis=2)
+    at_place = on_path[..., None] & (back[..., None] == place)
+    own = jnp.where(at_place, tree.token[:, None, :, None], 0).sum(axis=2)
     before = jnp.take_along_axis(committed, jnp.maximum(place - drafted, 0), axis=2)
     return jnp.where(place < drafted, own, before)

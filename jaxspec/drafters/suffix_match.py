@@ -69,10 +69,10 @@ def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int
     size = text.shape[1]
     matched = match_lengths(text, length, last_tokens(text, length, longest))[:, 0]
     best = (matched * size + jnp.arange(size, dtype=jnp.int32)).max(axis=1)  # the longest, then the latest
-    found = best // size
-    at = jnp.where(found > 0, best % size, 0)
-    period = jnp.where(found > 0, length - 1 - at, 1)
-    return Continuation(token=take(text, at[:, None] + 1 + jnp.arange(ahead) % period[:, None]), matched=found)
+    most = best // size
+    at = jnp.where(most > 0, best % size, 0)
+    period = jnp.where(most > 0, length - 1 - at, 1)
+    return Continuation(token=take(text, at[:, None] + 1 + jnp.arange(ahead) % period[:, None]), matched=most)
 
 
 def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -> Float[Array, "B *W"]:
@@ -84,8 +84,7 @@ def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -
     expected = share * expectation(jnp.arange(1, longest + 1))
     rate = (state.followed + TRUST * expected) / (state.compared + TRUST)
     flat = matched.reshape(len(matched), -1)
-    found = jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0)
-    return found.reshape(matched.shape)
+    return jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0).reshape(matched.shape)
 
 
 def expectation(matched: Int[Array, " matched"]) -> Float[Array, " matched"]:
@@ -107,8 +106,8 @@ def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " 
     before = jnp.cumprod(jnp.pad(followed, [(0, 0), (1, 0)], constant_values=1), axis=1)  # all earlier ones did
     compared = (before[:, :-1] > 0) & (place < count[:, None]) & (guess.matched > 0)[:, None]
     bucket = jnp.minimum(guess.matched[:, None] + place, longest)
-    here = bucket[..., None] == jnp.arange(1, longest + 1)
-    add = lambda total, which: total + (here & which[..., None]).sum(axis=1, dtype=jnp.int32)
+    in_bucket = bucket[..., None] == jnp.arange(1, longest + 1)
+    add = lambda total, counted: total + (in_bucket & counted[..., None]).sum(axis=1, dtype=jnp.int32)
     return dataclasses.replace(
         state, compared=add(state.compared, compared), followed=add(state.followed, compared & followed), ahead=None
     )

@@ -70,8 +70,8 @@ def attend(
 
     It also returns the log-sum-exp of each query's scores.
 
-    All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too, because we could
-    neither measure nor estimate whether another is faster there.
+    All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too; whether another is
+    faster there is neither measured nor estimated.
     """
     scores = [segment.scores(query) for segment in segments]
     # The peak changes no result, so it needs no gradient.

@@ -82,37 +82,37 @@ def attend_on_one_chip(
 
     batch, heads, group, width, dim = query.shape
     rows, count, queries = prefix.v.shape[2], mask.shape[2], group * width
-    few = queries_at_once(group, width)
-    assert few is not None, "the kernel does not take this shape: see `fits`"
-    many = math.gcd(rows, min(BLOCK, SCORES // few))
+    part = queries_at_once(group, width)
+    assert part is not None, "the kernel does not take this shape: see `fits`"
+    block = math.gcd(rows, min(BLOCK, SCORES // part))
     seen = mask.astype(jnp.int8)
-    if few == queries:
+    if part == queries:
         seen = jnp.tile(seen, (1, group, 1))
-    masks = seen.shape[1] // few
+    masks = seen.shape[1] // part
 
     # The kernel reads values from main memory, only blocks with tokens. Otherwise the compiler copies all rows of keys
     # and values into fast memory before the kernel. The keys' copy stays: it overlaps with the products before it.
     values = prefix.v if interpret else pltpu.with_memory_space_constraint(prefix.v, pltpu.HBM)
     # Past the last block with tokens its index repeats, so Pallas copies nothing.
-    live = lambda s, b, cached: jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), many))
-    of_queries = lambda width: pl.BlockSpec((None, None, few, width), lambda b, h, q, s, cached: (b, h, q, 0))
+    live = lambda s, b, cached: jnp.minimum(s, jax.lax.div(jnp.maximum(cached[b] - 1, 0), block))
+    of_queries = lambda width: pl.BlockSpec((None, None, part, width), lambda b, h, q, s, cached: (b, h, q, 0))
     nodes_k = nodes.k.mT  # keys of nodes have the layout of their values in the kernel
-    cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // few)
+    cached_bytes = 2 * prefix.k.dtype.itemsize * batch * heads * rows * dim * (queries // part)
     out, *sums = pl.pallas_call(
-        functools.partial(_step, many=many, scale=dim**-0.5),
+        functools.partial(_step, block=block, scale=dim**-0.5),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(batch, heads, queries // few, rows // many),
+            grid=(batch, heads, queries // part, rows // block),
             in_specs=[
                 of_queries(dim),
-                pl.BlockSpec((None, None, dim, many), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
-                pl.BlockSpec((None, None, many, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
+                pl.BlockSpec((None, None, dim, block), lambda b, h, q, s, cached: (b, h, 0, live(s, b, cached))),
+                pl.BlockSpec((None, None, block, dim), lambda b, h, q, s, cached: (b, h, live(s, b, cached), 0)),
                 pl.BlockSpec((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
                 pl.BlockSpec((None, None, count, dim), lambda b, h, q, s, cached: (b, h, 0, 0)),
-                pl.BlockSpec((None, few, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
+                pl.BlockSpec((None, part, count), lambda b, h, q, s, cached: (b, jax.lax.rem(q, masks), 0)),
             ],
             out_specs=[of_queries(dim), *[of_queries(1)] * residuals],
-            scratch_shapes=[pltpu.VMEM((few, columns), jnp.float32) for columns in (dim, 1, 1)],
+            scratch_shapes=[pltpu.VMEM((part, columns), jnp.float32) for columns in (dim, 1, 1)],
         ),
         out_shape=[
             jax.ShapeDtypeStruct((batch, heads, queries, dim), query.dtype),
@@ -142,7 +142,7 @@ def _step(
     mask: Ref,
     out: Ref,
     *others: Ref,
-    many: int,
+    block: int,
     scale: float,
 ) -> None:
     """Adds one block of the cache to the running softmax. The first step starts with the nodes; the last writes `out`.
@@ -153,7 +153,7 @@ def _step(
 
     *log_total, mixed, peak, weight = others
 
-    at, length = pl.program_id(3) * many, cached[pl.program_id(0)]
+    at, length = pl.program_id(3) * block, cached[pl.program_id(0)]
     score = lambda keys: jnp.dot(query[...], keys.astype(query.dtype), preferred_element_type=jnp.float32) * scale
     mix = lambda shares, values: jnp.dot(shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
 
@@ -172,11 +172,11 @@ def _step(
         weight[...] = fade * weight[...] + shares.sum(axis=1, keepdims=True)
         mixed[...] = fade * mixed[...] + mix(shares, values)
 
-    @pl.when(at + many <= length)
+    @pl.when(at + block <= length)
     def over_block():
         join(score(prefix_k[...]), prefix_v[...])
 
-    @pl.when((at < length) & (at + many > length))
+    @pl.when((at < length) & (at + block > length))
     def over_part_of_a_block():
         scores, values = score(prefix_k[...]), prefix_v[...]
         scores = jnp.where(at + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 1) < length, scores, LOWEST)

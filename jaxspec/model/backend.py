@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 
 from jaxspec.host.environment import default_device
 
-# On a CPU every node costs time, and each size is compiled for seconds. By the times of the builtin model on a Xeon,
-# each size up to 16 takes about 1.3 times as long as the one before it, and the others 1.6 times.
+# On a CPU every node costs time, and each size takes seconds to compile. So the sizes are further apart above 16.
 CPU_TREE_SIZES = (1, 2, 6, 10, 16, 32, 64)
 ACCELERATOR_TREE_SIZES = (8, 16, 32, 64)
 TREE_SIZES_BY_COST = (4, 5, 7, 12, 16, 32, 64)  # chains of 3, 4 and 6 drafts; nodes cost time in large batches
@@ -107,8 +106,8 @@ def default_dtype() -> str:
 
 def _compute_capability() -> float:
     """NVIDIA's compute capability of the default device, such as 7.5; infinite for GPUs of others."""
-    found = str(default_device().compute_capability)  # AMD has a name here, such as gfx942
-    return float(found) if re.fullmatch(r"[0-9.]+", found) else math.inf
+    capability = str(default_device().compute_capability)  # AMD has a name here, such as gfx942
+    return float(capability) if re.fullmatch(r"[0-9.]+", capability) else math.inf
 
 
 def time_grows_with_tokens() -> bool:
@@ -139,9 +138,8 @@ def layers_together() -> int:
 def uses_eigen(dtype: Any) -> bool:
     """Whether the loop's products of several rows are computed by Eigen, not by YNNPACK as jaxlib 0.10 does by default.
 
-    So in float32 on CPUs with AVX2 and without AVX-512. Forwards over 8 and 16 nodes of SmolLM2-135M take an EPYC 50
-    and 59 ms by Eigen, and 65 and 94 ms by YNNPACK; of builtin over 16 nodes 7.1 and 9.7 ms, over 4 about the same. In
-    half precision Eigen is several times slower, and YNNPACK has kernels for AVX-512.
+    So in float32 on CPUs with AVX2 and without AVX-512, where Eigen is faster for 8 nodes and more. In half precision
+    Eigen is slower, and YNNPACK has kernels for AVX-512.
     """
     on_one_cpu = platform() == "cpu" and current_mesh() is None and not _no_device.get()
     return on_one_cpu and dtype == jnp.float32 and _has_avx2_only()
@@ -149,16 +147,16 @@ def uses_eigen(dtype: Any) -> bool:
 
 @functools.cache
 def _has_avx2_only() -> bool:
-    about = Path("/proc/cpuinfo")
-    flags = set(about.read_text(encoding="utf-8").split()) if about.exists() else set()
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text(encoding="utf-8").split()) if cpuinfo.exists() else set()
     return version("jaxlib").startswith("0.10.") and "avx2" in flags and "avx512f" not in flags
 
 
 def fewest_rows_of_a_table(dtype: Any) -> int:
     """The rows that a product with a transposed table of embeddings is padded to, if it has more than one.
 
-    XLA does not use Eigen for 2 to 7 rows of such a product. A forward of SmolLM2, whose LM head is tied, took the EPYC
-    120 ms over 5 nodes and 50 ms over 8, before they were padded.
+    XLA does not use Eigen for 2 to 7 rows of such a product. With a tied LM head, a forward over 5 nodes would then
+    take longer than one over 8.
     """
     return 8 if uses_eigen(dtype) else 1
 
@@ -166,10 +164,9 @@ def fewest_rows_of_a_table(dtype: Any) -> int:
 def single_row_is_slow(dtype: Any) -> bool:
     """Whether a product with one row is slower than one with two.
 
-    On a TPU, XLA computes it on the vector unit: for four layers of a 70B and its LM head on 16 v5e chips it estimates
-    2,878 µs for one row and 1,122 µs for two. On a GPU, XLA writes kernel times row to memory before it sums. On a CPU,
-    XLA converts the kernel to float32 for one row in bfloat16. For more rows it calls a kernel that may use the CPU's
-    matrix unit: a forward of SmolLM2-135M takes a Xeon with AMX 131 ms for one row, and 48 ms for two.
+    On a TPU, XLA computes it on the vector unit, and estimates a longer time than for two rows. On a GPU, XLA writes
+    kernel times row to memory before it sums. On a CPU, XLA converts the kernel to float32 for one row in bfloat16. For
+    more rows it calls a kernel that may use the CPU's matrix unit (AMX).
     """
     return platform() != "cpu" or (dtype == jnp.bfloat16 and not _no_device.get())
 
@@ -177,8 +174,7 @@ def single_row_is_slow(dtype: Any) -> bool:
 def cache_dtype(dtype: Any) -> Any:
     """The dtype of caches and nodes of a model whose weights have `dtype`; their values are rounded to `dtype` first.
 
-    To write one row in half precision, XLA for CPUs converts the whole cache to float32 and back: for SmolLM2-135M,
-    16 sequences of 512 rows take 123 ms a round, and 2 ms in float32.
+    To write one row in half precision, XLA for CPUs converts the whole cache to float32 and back.
     """
     return jnp.float32 if platform() == "cpu" and not _no_device.get() else dtype
 
@@ -186,9 +182,8 @@ def cache_dtype(dtype: Any) -> Any:
 def gradient_dtype(dtype: Any) -> Any:
     """The dtype in which gradients of a product of `dtype` are summed, before they are rounded to `dtype`.
 
-    Only with float32 results does XLA for CPUs use the matrix unit for bfloat16: the forward and backward pass of a
-    product of 2,048 rows with a kernel [576, 8192] took a Xeon 281 ms, and 374 ms without. On accelerators float32
-    would double the messages of a mesh.
+    Only with float32 results does XLA for CPUs use the matrix unit for bfloat16. On accelerators float32 would double
+    the messages of a mesh.
     """
     return jnp.float32 if platform() == "cpu" else dtype
 
@@ -216,7 +211,7 @@ def uses_cudnn() -> bool:
 def loops_over_updates() -> bool:
     """Whether one update at a different place in each row of a batch becomes a loop: on TPUs.
 
-    For the KV caches of 16 sequences and four layers XLA estimates 1,160 µs for it, and 25 µs for separate updates.
+    Separate updates of the rows are then faster, as XLA estimates.
     """
     return platform() == "tpu"
 
@@ -246,10 +241,10 @@ class Jitted:
     """A jitted function of rounds, with the compiler options for the platform and the dtype of the target's weights.
 
     Args:
-        function: what is jitted.
-        dtype_of: that dtype, from the function's positional arguments.
-        options: for TPUs, as in `chosen_options`.
-        settings: of `jax.jit`.
+        function: the function to jit.
+        dtype_of: the dtype of the target's weights, from the function's positional arguments.
+        options: compiler options for TPUs, as in `chosen_options`.
+        settings: further arguments of `jax.jit`.
     """
 
     def __init__(

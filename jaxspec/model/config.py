@@ -38,8 +38,8 @@ class Rope:
             if (value := number(f"rope {name}", getattr(self, name))) <= 0:
                 raise ValueError(f"rope {name} must be above 0, not {value}")
         if self.high_freq_factor <= self.low_freq_factor:
-            found = f"{self.high_freq_factor} and {self.low_freq_factor}"
-            raise ValueError(f"rope high_freq_factor must be above low_freq_factor, not {found}")
+            factors = f"{self.high_freq_factor} and {self.low_freq_factor}"
+            raise ValueError(f"rope high_freq_factor must be above low_freq_factor, not {factors}")
         integer("rope original_length", self.original_length, 0)
 
 

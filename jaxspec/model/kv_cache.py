@@ -56,10 +56,10 @@ def allocate(
 def write_nodes(nodes: KV, new: KV, slots: Int[Array, "B W"]) -> KV:
     """Writes the W rows of `new` to `slots` of `nodes` (N rows). Rows with a slot outside of 0 to N - 1 are dropped."""
     if slots.shape[1] == 1:  # a select is cheaper than a scatter, which XLA turns into a loop on a CPU
-        here = slots[:, :, None, None] == jnp.arange(capacity((nodes,)))
+        is_slot = slots[:, :, None, None] == jnp.arange(capacity((nodes,)))
         return KV(
-            k=jnp.where(here, new.k.astype(nodes.k.dtype), nodes.k),
-            v=jnp.where(here.mT, new.v.astype(nodes.v.dtype), nodes.v),
+            k=jnp.where(is_slot, new.k.astype(nodes.k.dtype), nodes.k),
+            v=jnp.where(is_slot.mT, new.v.astype(nodes.v.dtype), nodes.v),
         )
     put_k = jax.vmap(lambda old, rows, at: old.at[:, :, at].set(rows.astype(old.dtype), mode="drop"))
     put_v = jax.vmap(lambda old, rows, at: old.at[:, at].set(rows.astype(old.dtype), mode="drop"))

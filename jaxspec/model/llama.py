@@ -1,8 +1,8 @@
 """The LLaMA model: attention, decoder layer, and the whole.
 
 One forward pass serves prefill, plain decoding, drafting, tree verification and training: what differs is the attention
-that each layer gets as a function (`attention.py`). Layers are separate arrays in a Python loop. A scan over stacked
-weights is two to three times slower on a CPU.
+that each layer gets as a function (`attention.py`). Layers are separate arrays in a Python loop, because a scan over
+stacked weights is slower on a CPU.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from jaxspec.model import backend
 from jaxspec.model.attention import Attend, over_cache, visible
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.kv_cache import KV, capacity
-from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, of_few_rows, product
+from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, multiply_padded, product
 from jaxspec.model.mlp import MLP, MixtureOfExperts
 from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import constrain
@@ -195,8 +195,8 @@ class Llama(nnx.Module):
         lm_head = self.lm_head if lm_head is None else lm_head
         if lm_head is not None:
             return logits_of(lm_head, hidden)
-        fewest = backend.fewest_rows_of_a_table(hidden.dtype)
-        return fusion_barrier(of_few_rows(hidden, lambda x: product(x, self.embedding[...].astype(x.dtype).T), fewest))
+        columns, fewest = self.embedding[...].astype(hidden.dtype).T, backend.fewest_rows_of_a_table(hidden.dtype)
+        return fusion_barrier(multiply_padded(hidden, lambda x: product(x, columns), fewest))
 
 
 def run_layers(

@@ -2,8 +2,7 @@
 
 These stay floats: the embedding (only one row is read per token), norms, biases, routers, and the drafter's weights.
 The LM head is int8 in both cases, because its rounding directly changes the logits. int8 has one scale per output
-channel, int4 one per gcd(inputs, `GROUP`) inputs of an output channel. On 40 prompts of the builtin model, each of 96
-tokens, the loss rises from 3.3171 to 3.3174 with int8, and to 3.3269 with int4.
+channel, int4 one per gcd(inputs, `GROUP`) inputs of an output channel. int4 raises the loss more than int8.
 
 Activations stay floats. A quantised target is simply another target: lossless then means equal to its own plain
 decoding.
@@ -76,8 +75,8 @@ def to_integers(
     }
     if kind == "int4":
         options["tiled_axes"] = {kernel.ndim - 2: group_size(kind, kernel.shape[-2])}
-    found = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **options)
-    return found.qvalue, found.scale
+    array = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **options)
+    return array.qvalue, array.scale
 
 
 def to_float(
@@ -90,8 +89,8 @@ def to_float(
 def quantized(model: M, how: str) -> M:
     """The same model with its kernels quantised. Works on abstract values too, under `jax.eval_shape`."""
     model = nnx.clone(model)
-    for path, found in list(nnx.iter_modules(model)):
-        module: Any = found
+    modules: list[tuple[Any, Any]] = list(nnx.iter_modules(model))
+    for path, module in modules:
         kernel = vars(module).get("kernel")
         kind = kind_of(".".join(map(str, (*path, "kernel"))), how)
         if not isinstance(kernel, nnx.Param) or kind is None:

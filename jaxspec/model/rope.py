@@ -23,7 +23,7 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
 
 
 def rotary(config: LlamaConfig, positions: Int[Array, "B W"]) -> tuple[Float[Array, "B W h"], Float[Array, "B W h"]]:
-    """Cosines and sines for `rotate`, float32."""
+    """Cosines and sines of the positions' angles, float32, for `rotate`; h = H / 2."""
     angle = positions[..., None].astype(jnp.float32) * rope_frequencies(config.rope, config.head_dim)
     return jnp.cos(angle), jnp.sin(angle)
 

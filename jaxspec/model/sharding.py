@@ -68,14 +68,14 @@ def make_mesh(*, data: int = 1, model: int = 1, rows: int = 1, devices: Sequence
     """
     sizes = {"data": data, "model": model, "rows": rows}
     _check_sizes(sizes)
-    said = ",".join(f"{name}={size}" for name, size in sizes.items() if name != "rows" or size != 1)
-    there, wanted, several = devices or jax.devices(), math.prod(sizes.values()), jax.process_count() > 1
-    if wanted > len(there) or (several and wanted < len(there)):
+    shape = ",".join(f"{name}={size}" for name, size in sizes.items() if name != "rows" or size != 1)
+    available, needed, several = devices or jax.devices(), math.prod(sizes.values()), jax.process_count() > 1
+    if needed > len(available) or (several and needed < len(available)):
         raise ValueError(
-            f"a mesh of {said} needs {wanted} devices but there are {len(there)}; "
-            f"choose numbers whose product is {'' if several else 'at most '}{len(there)}"
+            f"a mesh of {shape} needs {needed} devices but there are {len(available)}; "
+            f"choose numbers whose product is {'' if several else 'at most '}{len(available)}"
         )
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * 3, devices=there)
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AxisType.Auto,) * 3, devices=available)
 
 
 def parse_mesh(text: str) -> Mesh:
@@ -130,12 +130,12 @@ def shared_heads(mesh: AnyMesh, config: LlamaConfig) -> str | None:
     if copies == 1:
         return None
     over = f"{config.num_kv_heads} KV heads over {model_size(mesh)} devices"
-    said = f"{over}: each KV head is replicated on {copies} of them"
+    text = f"{over}: each KV head is replicated on {copies} of them"
     if mesh.shape["spare"] > 1:
-        said += f", and each query head is computed by {mesh.shape['spare']}"
+        text += f", and each query head is computed by {mesh.shape['spare']}"
     if MOST_ROWS % (rows := copies * mesh.shape["rows"]) == 0:
-        said += f"; --mesh model={mesh.shape['kv']},rows={rows} would split the rows of the cache between these instead"
-    return said
+        text += f"; --mesh model={mesh.shape['kv']},rows={rows} would split the rows of the cache between these instead"
+    return text
 
 
 def partition_spec(
@@ -184,15 +184,15 @@ def num_shards(name: str, length: int) -> int:
     return math.prod(shape[axis] for axis in sharded_axes(name, length))
 
 
-def on_each_device(function: Callable[..., T], *given: tuple[Any, Axes], out: tuple[Any, Axes]) -> T:
+def on_each_device(function: Callable[..., T], *inputs: tuple[Any, Axes], out: tuple[Any, Axes]) -> T:
     """Runs a function on each device of the current mesh, on the device's parts of the arrays (`jax.shard_map`).
 
     Args:
-        given: the function's arguments: pytrees of arrays, each with logical axes for all its arrays, or a function
+        inputs: the function's arguments: pytrees of arrays, each with logical axes for all its arrays, or a function
             from an array's path in the pytree to its axes.
         out: a pytree of arrays with the shapes that the function returns, and its logical axes.
     """
-    mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in given]
+    mesh, arguments = jax.sharding.get_abstract_mesh(), [tree for tree, _ in inputs]
     if mesh.empty:
         return function(*arguments)
 
@@ -202,8 +202,8 @@ def on_each_device(function: Callable[..., T], *given: tuple[Any, Axes], out: tu
 
         return jax.tree_util.tree_map_with_path(place, tree)
 
-    inputs = tuple(places(tree, axes) for tree, axes in given)
-    return jax.shard_map(function, in_specs=inputs, out_specs=places(*out), check_vma=False)(*arguments)
+    specs = tuple(places(tree, axes) for tree, axes in inputs)
+    return jax.shard_map(function, in_specs=specs, out_specs=places(*out), check_vma=False)(*arguments)
 
 
 def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) -> M:

@@ -73,13 +73,13 @@ class RejectionSampling(Rule):
             none = jnp.full((batch,), -1, jnp.int32)
             p, _, _, child = jax.lax.fori_loop(0, branching, test, (p, q, children, none))
             token = sample(fold(bonus_keys, step), p)
-            goes_on = on_path & (child >= 0)
-            node = jnp.where(goes_on, child, node)
-            return (node, goes_on), (node, goes_on, token)
+            found = on_path & (child >= 0)
+            node = jnp.where(found, child, node)
+            return (node, found), (node, found, token)
 
         start = (jnp.zeros((batch,), tree.parent.dtype), jnp.ones((batch,), bool))
-        _, (reached, goes_on, bonus) = jax.lax.scan(visit, start, jnp.arange(depth + 1))
-        accepted = goes_on.sum(axis=0, dtype=jnp.int32)
+        _, (reached, found, bonus) = jax.lax.scan(visit, start, jnp.arange(depth + 1))
+        accepted = found.sum(axis=0, dtype=jnp.int32)
         path = jnp.concatenate([jnp.zeros((batch, 1), jnp.int32), reached[:depth].T.astype(jnp.int32)], axis=1)
         return Verdict(path=path, accepted=accepted, next_token=jnp.take_along_axis(bonus, accepted[None], axis=0)[0])
 

@@ -92,5 +92,5 @@ def test_a_single_row_in_bfloat16_is_computed_as_one_of_two():
         rows.append(len(x))
         return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
 
-    np.testing.assert_array_equal(layers.of_few_rows(x[:1], multiply), multiply(x)[:1])
+    np.testing.assert_array_equal(layers.multiply_padded(x[:1], multiply), multiply(x)[:1])
     assert rows == [2, 2]

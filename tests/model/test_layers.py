@@ -34,7 +34,7 @@ def test_a_table_is_multiplied_by_few_rows_as_by_eight(
         return x @ table.T
 
     fewest = backend.fewest_rows_of_a_table(x.dtype)
-    np.testing.assert_array_equal(layers.of_few_rows(x, multiply, fewest), x @ table.T)
+    np.testing.assert_array_equal(layers.multiply_padded(x, multiply, fewest), x @ table.T)
     assert rows == [expected if eigen else count]
 
 
