@@ -78,10 +78,10 @@ def costs_of(model: Checkpoint, method: Method, weights: Any, batch_size: int) -
         except ValueError as error:
             return {"missing": str(error)}
 
-    found = broadcast_from_first(stored)
-    if "table" in found:
-        return table_of(found["table"])
-    say(f"{found['missing']}; measuring it once, which takes about a minute")
+    answer = broadcast_from_first(stored)
+    if "table" in answer:
+        return table_of(answer["table"])
+    say(f"{answer['missing']}; measuring it once, which takes about a minute")
     table = measure(model, method, weights, batch_size)
     store(key, dataclasses.asdict(table))
     return table
@@ -157,13 +157,13 @@ def _measure_at(
     specs = {width: dataclasses.replace(timed, builder=each).speculation(True) for width, each in builders.items()}
     rows = max(shapes(spec, requests)[1] for spec in specs.values())
     models = dict.fromkeys(specs, Models(target=model.target, draft=weights))
-    found = piece_times(specs, models, requests, rows, model.context, sizes)
-    first, widest = found[widths[0]], found[max(widths)]
+    by_width = piece_times(specs, models, requests, rows, model.context, sizes)
+    first, widest = by_width[widths[0]], by_width[max(widths)]
     assert first.idle is not None, "ToLevel(plain=True) has plain rounds"
     return CostTable(
         plain=first.plain,
         verify=tuple((size, widest.verify[size] + first.rest) for size in sizes),
-        level=tuple((width, costs.level) for width, costs in found.items()),
+        level=tuple((width, costs.level) for width, costs in by_width.items()),
         idle=max(first.idle, first.plain),  # anything below is noise, since it runs that forward
         context=rows // 2,
     )
@@ -183,11 +183,11 @@ def digest(folder: Path) -> str:
 
 
 def speeds_key(path: Path, heads: Sequence[str], *, batch_size: int, dtype: str, device: str) -> CostKey:
-    """The key of a table of the speeds of all methods of the checkpoint at `path`, with a hash of all weights."""
+    """The key of a table of speeds of a checkpoint's methods. Acceptance depends on the weights, so all are hashed."""
     folders = (path, *(find_head(path, head) for head in sorted(heads)))
     weights = "".join(f"{folder.name} {weights_sha256(folder)}\n" for folder in folders)
-    found, batch = hashlib.sha256(weights.encode()).hexdigest(), power_of_two(batch_size)
-    return CostKey(digest(path), found, "all methods", batch, dtype, device)
+    weights_hash, batch = hashlib.sha256(weights.encode()).hexdigest(), power_of_two(batch_size)
+    return CostKey(digest(path), weights_hash, "all methods", batch, dtype, device)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -229,13 +229,13 @@ def read_speeds(key: CostKey) -> dict[str, float]:
 def _read(make: Callable[[Mapping[str, Any]], T], key: CostKey) -> T:
     try:
         values = json.loads(key.file.read_text(encoding="utf-8"))
-        found = {name: values[name] for name in (*FORMAT, "of")}
+        header = {name: values[name] for name in (*FORMAT, "of")}
         table = make(values)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the table {key.file} cannot be read ({' '.join(str(error).split())})") from error
-    if found != {**FORMAT, "of": dataclasses.asdict(key)}:
+    if header != {**FORMAT, "of": dataclasses.asdict(key)}:
         raise ValueError(f"the table {key.file} was measured with other versions")
     return table
 

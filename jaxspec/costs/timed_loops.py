@@ -102,8 +102,8 @@ def resume(
     def once(_: Int[Array, ""], carry: tuple) -> tuple:
         token, cache = carry
         prefix = dataclasses.replace(state.prefix, cache=cache)
-        here = dataclasses.replace(tree, token=token)
-        out = spec.drafter.target_forward(models, drafted.drafter, prefix, here, slots, leaves)
+        nodes = dataclasses.replace(tree, token=token)
+        out = spec.drafter.target_forward(models, drafted.drafter, prefix, nodes, slots, leaves)
         best = argmax(models.target.logits(out.hidden))
         return best, kv.append(cache, _first_row(out), state.length, after=best[:, 0])
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -62,12 +62,12 @@ def _seconds(job: Job, iterations: int) -> float:
 
 
 def spread(sizes: Iterable[int]) -> list[int]:
-    """Some of these numbers of nodes, with the smallest and the largest: each is a program that must be compiled."""
-    ascending, found = sorted({*sizes}), list[int]()
+    """The numbers of nodes to time among these; each is a program to compile, so the others' times are interpolated."""
+    ascending, timed = sorted({*sizes}), list[int]()
     for size in ascending:
-        if not found or size >= SPREAD * found[-1] or size == ascending[-1]:
-            found.append(size)
-    return found
+        if not timed or size >= SPREAD * timed[-1] or size == ascending[-1]:
+            timed.append(size)
+    return timed
 
 
 def interpolated(seconds: Mapping[int, float], sizes: Iterable[int]) -> dict[int, float]:
@@ -133,34 +133,47 @@ def piece_times(
         # A round is split by the time of its own verification; between sizes, times are interpolated.
         timed = sorted({*spread(wanted), *(max(spec.verify_sizes) for spec in specs.values())})
         jobs: dict[tuple, Job] = {("target", size): target_job(target, batch, size, rows) for size in timed}
-        rounds, resumed = dict[Name, tuple](), dict[Name, tuple]()
         for name, spec in specs.items():
-            given, depth, most = models[name], spec.builder.depth, max(spec.verify_sizes)
-            state = jax.block_until_ready(half_way(spec, given, requests, rows))
-            rounds[name] = key = (to_depth(spec), id(given.draft))
-            jobs["short rounds", key] = round_job(spec, given, state, min(depth, 1))
-            jobs["full rounds", key] = round_job(spec, given, state, depth)
-            if spec.controller.goes_plain:
-                jobs["plain rounds", key] = round_job(spec, given, state, 0)
-            if depth and spec.drafter.reuses_drafting:
-                resumed[name] = ("resumed", id(given.draft), spec.builder.is_chain, most)
-                jobs.setdefault(resumed[name], partial(resume, spec, most, given, state))
-            if depth and spec.controller.stops and not isinstance(spec.controller, ToLevel):
-                jobs["control level", name] = partial(judge, spec, given, state)
-                jobs["control round", name] = partial(learn, spec, state)
+            jobs |= _jobs_of(name, spec, models[name], requests, rows)
         again = ("full rounds", "plain rounds")  # the program of the short ones
         programs = {key: partial(compiled, job) for key, job in jobs.items() if key[0] not in again}
         Compilations(programs, lambda key: str(key[0])).wait()
         levels = {key: int(job(1)) for key, job in jobs.items() if key[0] in ("short rounds", "full rounds")}
         seconds = dict(zip(jobs, seconds_per_iteration(list(jobs.values())), strict=True))
-    forward, found = interpolated({size: seconds["target", size] for size in timed}, wanted), dict[Name, PieceCosts]()
+    forward, costs = interpolated({size: seconds["target", size] for size in timed}, wanted), dict[Name, PieceCosts]()
     for name, spec in specs.items():
-        verify, most, key = forward, max(spec.verify_sizes), rounds[name]
-        if name in resumed:
-            saved = seconds[resumed[name]] / forward[most]  # the same share of the layers, whatever the size
-            verify = {size: saved * forward[size] for size in (*spec.verify_sizes, *sizes)}
+        verify, most, key = forward, max(spec.verify_sizes), _round_key(spec, models[name])
+        if (resumed := seconds.get(_resume_key(spec, models[name]))) is not None:
+            share = resumed / forward[most]  # the same share of the layers, whatever the size
+            verify = {size: share * forward[size] for size in (*spec.verify_sizes, *sizes)}
         short, full = ("short rounds", key), ("full rounds", key)
         level, rest = split(levels[short], levels[full], seconds[short], seconds[full], verify[most])
         control = {f"control_{piece}": seconds.get((f"control {piece}", name), 0.0) for piece in ("level", "round")}
-        found[name] = PieceCosts(forward[1], verify, level, rest, **control, idle=seconds.get(("plain rounds", key)))
-    return found
+        costs[name] = PieceCosts(forward[1], verify, level, rest, **control, idle=seconds.get(("plain rounds", key)))
+    return costs
+
+
+def _jobs_of(name: Any, spec: Speculation, models: Models, requests: Sequence[Request], rows: int) -> dict[tuple, Job]:
+    """The jobs of a method's rounds. Methods whose jobs have the same key share them."""
+    depth, key = spec.builder.depth, _round_key(spec, models)
+    state = jax.block_until_ready(half_way(spec, models, requests, rows))
+    jobs: dict[tuple, Job] = {
+        ("short rounds", key): round_job(spec, models, state, min(depth, 1)),
+        ("full rounds", key): round_job(spec, models, state, depth),
+    }
+    if spec.controller.goes_plain:
+        jobs["plain rounds", key] = round_job(spec, models, state, 0)
+    if depth and spec.drafter.reuses_drafting:
+        jobs[_resume_key(spec, models)] = partial(resume, spec, max(spec.verify_sizes), models, state)
+    if depth and spec.controller.stops and not isinstance(spec.controller, ToLevel):
+        jobs["control level", name] = partial(judge, spec, models, state)
+        jobs["control round", name] = partial(learn, spec, state)
+    return jobs
+
+
+def _round_key(spec: Speculation, models: Models) -> tuple:
+    return to_depth(spec), id(models.draft)
+
+
+def _resume_key(spec: Speculation, models: Models) -> tuple:
+    return "resumed", id(models.draft), spec.builder.is_chain, max(spec.verify_sizes)

@@ -42,11 +42,11 @@ class Case:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """The cases of METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`. Raises ValueError if there are none."""
-    found = re.fullmatch(rf"(.+)/({'|'.join(KINDS)})/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
-    if found is None:
+    """The cases of METHOD/KIND/NUMBERS, such as `ngram+chain/greedy/0-7,9`. Raises ValueError for any other text."""
+    match = re.fullmatch(rf"(.+)/({'|'.join(KINDS)})/(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)", text)
+    if match is None:
         raise ValueError(f"--only {text}: a case is METHOD/KIND/NUMBER, KIND one of {', '.join(KINDS)}")
-    method, kind, numbers = found.groups()
+    method, kind, numbers = match.groups()
     if kind not in kinds(parse_method(method)):
         raise ValueError(f"--only {text}: {method} has the kinds {', '.join(kinds(parse_method(method)))}")
     ends = [[int(end) for end in part.split("-")] for part in numbers.split(",")]
@@ -145,34 +145,34 @@ class Checker:
         itself = case.method == PLAIN
         expected = self.plain_texts(case.kind, case.number, LARGEST_BATCH if itself else workload.batch_size)
         texts = self.plain_texts(case.kind, case.number, 1) if itself else self._decode(engine, workload)
-        tokens, found = 0, []
+        tokens, divergences = 0, []
         for prompt, (request, one, other) in enumerate(zip(workload.requests, expected, texts, strict=True)):
             apart = explain(self.engine(PLAIN), request, prompt, one, other, self.noise)
             tokens += len(one) if apart is None else apart.position + 1
             if apart is not None:
                 fields = {name: value for name, value in dataclasses.asdict(apart).items() if name != "turn"}
-                found.append({**fields, "explained": apart.explained(self.noise)})
-        again = self._reread(workload, expected) if itself and case.kind == GREEDY else (0, 0)
-        return Result(case, tokens, tuple(found), again)
+                divergences.append({**fields, "explained": apart.explained(self.noise)})
+        reread = self._reread(workload, expected) if itself and case.kind == GREEDY else (0, 0)
+        return Result(case, tokens, tuple(divergences), reread)
 
     def _reread(self, workload: Workload, texts: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Tokens up to the first difference, and texts that differ, where a forward has a small tree's tokens."""
         tokens = differ = 0
         with self.model.context():
             for at in range(0, len(texts), LARGEST_BATCH):
-                some = slice(at, at + LARGEST_BATCH)
-                pairs = [(one.tokens, text) for one, text in zip(workload.requests[some], texts[some], strict=True)]
+                batch = slice(at, at + LARGEST_BATCH)
+                pairs = [(one.tokens, text) for one, text in zip(workload.requests[batch], texts[batch], strict=True)]
                 again = divergence.reread(self.model.target, pairs, NOISE_SIZES[0])
                 tokens += sum(map(len, again))
-                differ += sum(list(text) != other for text, other in zip(texts[some], again, strict=True))
+                differ += sum(list(text) != other for text, other in zip(texts[batch], again, strict=True))
         return tokens, differ
 
     def _distribution(self, case: Case, engine: Engine) -> Result:
         workload = self.source.workload(self.seed, case.kind, case.number)
-        prompts, hows = zip(*((request.tokens, request.sampling) for request in workload.requests), strict=True)
+        prompts, sampling = zip(*((request.tokens, request.sampling) for request in workload.requests), strict=True)
         texts = list(zip(prompts, self._decode(engine, workload), strict=True))
         draw = np.random.default_rng([self.seed, case.number])
-        tenths, impossible = places(self.model, texts, hows, self.noise, draw)
+        tenths, impossible = places(self.model, texts, sampling, self.noise, draw)
         return Result(case, sum(tenths), tenths=tenths, impossible=impossible)
 
     def _plain_texts(self, kind: str, number: int, batch_size: int) -> list[list[int]]:
@@ -183,7 +183,7 @@ class Checker:
         """The tokens of every text, with EOS."""
         compilation.make_room(0.5)
         stops = StopStrings(workload.stops, self.model.tokenizer)
-        return [found.tokens for found in engine.run(workload.requests, workload.batch_size, stops=stops)]
+        return [result.tokens for result in engine.run(workload.requests, workload.batch_size, stops=stops)]
 
     def _engine(self, name: str) -> Engine:
         method = parse_method(name)

@@ -49,23 +49,23 @@ class Kept:
     maybe: np.ndarray
 
 
-def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
+def kept(logits: np.ndarray, sampling: SamplingParams, noise: float) -> Kept:
     """The distribution from which a token is sampled: temperature (above 0), then top-k, then top-p.
 
     Args:
         logits: [V], float32.
         noise: largest difference of a logit in another evaluation.
     """
-    scaled = logits.astype(np.float64) / how.temperature
-    slack = 2 * noise / how.temperature
+    scaled = logits.astype(np.float64) / sampling.temperature
+    slack = 2 * noise / sampling.temperature
     everything = np.ones(len(scaled), bool)
     inside, surely, maybe = everything, everything, everything
-    if 0 < how.top_k < len(scaled):
-        least = np.partition(scaled, -how.top_k)[-how.top_k]
+    if 0 < sampling.top_k < len(scaled):
+        least = np.partition(scaled, -sampling.top_k)[-sampling.top_k]
         inside, surely, maybe = scaled >= least, scaled >= least + slack, scaled >= least - slack
-        surely = surely | (inside & (inside.sum() == how.top_k) & (scaled > np.max(scaled[~inside]) + slack))
+        surely = surely | (inside & (inside.sum() == sampling.top_k) & (scaled > np.max(scaled[~inside]) + slack))
     weight = np.where(inside, np.exp(scaled - scaled.max()), 0.0)
-    if how.top_p < 1:
+    if (top_p := sampling.top_p) < 1:
         order = np.argsort(-scaled, kind="stable")
         ordered = weight[order]
         before = np.empty_like(weight)
@@ -75,18 +75,18 @@ def kept(logits: np.ndarray, how: SamplingParams, noise: float) -> Kept:
         before[order] = np.minimum.reduceat(before[order], np.flatnonzero(np.diff(group, prepend=-1)))[group]
         spread = np.expm1(2 * slack)
         best = scaled == scaled.max()
-        surely, maybe = surely & ((before < how.top_p - spread) | best), maybe & (before < how.top_p + spread)
-        weight = np.where((before < how.top_p) | best, weight, 0.0)
+        surely, maybe = surely & ((before < top_p - spread) | best), maybe & (before < top_p + spread)
+        weight = np.where((before < top_p) | best, weight, 0.0)
     return Kept(weight / weight.sum(), surely, maybe)
 
 
 def places(
-    model: Checkpoint, texts: Sequence[Text], hows: Sequence[SamplingParams], noise: float, draw: np.random.Generator
+    model: Checkpoint, texts: Sequence[Text], params: Sequence[SamplingParams], noise: float, draw: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
     """The places of every generated token of some texts in the target's probabilities (see `verdict`).
 
     Args:
-        hows: sampling parameters of each text, with temperatures above 0.
+        params: sampling parameters of each text, with temperatures above 0.
         noise: rounding noise of the target's logits.
         draw: draws the share of a token's own probability that is part of its place.
 
@@ -97,25 +97,26 @@ def places(
     for begin in range(0, len(texts), TOGETHER):
         batch = texts[begin : begin + TOGETHER]
         for row, logits in enumerate(_logits(model, batch)):
-            tokens, how = batch[row][1], hows[begin + row]
-            for position, (token, here, own) in enumerate(zip(tokens, logits, draw.random(len(tokens)), strict=True)):
-                there = kept(here, how, noise)
-                if not there.probability[token]:
-                    if not there.maybe[token]:
+            tokens, sampling = batch[row][1], params[begin + row]
+            shares = draw.random(len(tokens))
+            for position, (token, before, share) in enumerate(zip(tokens, logits, shares, strict=True)):
+                target = kept(before, sampling, noise)
+                if not target.probability[token]:
+                    if not target.maybe[token]:
                         impossible.append((begin + row, position))
-                    own = 1.0  # after the last kept token
-                counts[int(TENTHS * min(place(there.probability, token, own), 1 - 1e-12))] += 1
+                    share = 1.0  # after the last kept token
+                counts[int(TENTHS * min(place(target.probability, token, share), 1 - 1e-12))] += 1
     return tuple(counts.tolist()), tuple(impossible)
 
 
-def place(probability: np.ndarray, token: int, own: float) -> float:
-    """The probability of all tokens before this one, plus the share `own` of its own.
+def place(probability: np.ndarray, token: int, share: float) -> float:
+    """The probability of all tokens before this one, plus a `share` (0 to 1) of its own.
 
     Tokens are ordered by falling probability, then by id.
     """
-    mine = probability[token]
-    before = probability[probability > mine].sum() + mine * np.count_nonzero(probability[:token] == mine)
-    return float(before + own * mine)
+    own = probability[token]
+    before = probability[probability > own].sum() + own * np.count_nonzero(probability[:token] == own)
+    return float(before + share * own)
 
 
 def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
@@ -127,11 +128,11 @@ def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
         for row, (prompt, tokens) in zip(block, texts, strict=False):
             row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
         hidden = _read(model.target, block)
-        found = []
+        by_text = []
         for row, (prompt, tokens) in enumerate(texts):
-            every = fetch(_unembed_row(model.target, hidden, row))
-            found.append(every[len(prompt) - 1 : len(prompt) + len(tokens) - 1].astype(np.float32))
-    return found
+            logits = fetch(_unembed_row(model.target, hidden, row))
+            by_text.append(logits[len(prompt) - 1 : len(prompt) + len(tokens) - 1].astype(np.float32))
+    return by_text
 
 
 @jax.jit
@@ -161,8 +162,8 @@ def measure_noise(plain: Engine, source: Source, seed: int) -> float:
     drawn = source.workload(seed, GREEDY, 0).requests[:NOISE_TEXTS]
     prompts = [request.tokens for request in drawn]
     budget = min(NOISE_TOKENS, source.room - max(map(len, prompts)))
-    found = plain.generate(prompts, max_new_tokens=budget, batch_size=NOISE_TEXTS)
-    texts = [(one.prompt_tokens, one.tokens) for one in found]
+    results = plain.generate(prompts, max_new_tokens=budget, batch_size=NOISE_TEXTS)
+    texts = [(result.prompt_tokens, result.tokens) for result in results]
     with plain.model.context():
         target = plain.model.target
         by_size = divergence.noise(target, [texts], NOISE_SIZES)
@@ -185,14 +186,14 @@ def explain(
         if position is None:
             return None
         logits = divergence.next_logits(plain.model.target, [*request.tokens, *expected[:position]])
-    how, there = request.sampling, kept(logits, request.sampling, noise)
-    scores = logits.astype(np.float64) + how.temperature * gumbel(request, position, len(logits))
-    second, best = np.sort(scores[there.maybe])[-2:].tolist() if there.maybe.sum() > 1 else (-np.inf, 0.0)
+    target = kept(logits, request.sampling, noise)
+    scores = logits.astype(np.float64) + request.sampling.temperature * gumbel(request, position, len(logits))
+    second, best = np.sort(scores[target.maybe])[-2:].tolist() if target.maybe.sum() > 1 else (-np.inf, 0.0)
     behind = None
     if position < min(len(expected), len(tokens)):
         both = [expected[position], tokens[position]]
-        if there.maybe[both].all():
-            behind = max(0.0, float(scores[there.surely].max() - scores[both].min()))
+        if target.maybe[both].all():
+            behind = max(0.0, float(scores[target.surely].max() - scores[both].min()))
     gap = best - second if np.isfinite(second) else float(best)
     return Divergence(prompt=prompt, turn=0, position=position, gap=gap, behind=behind)
 

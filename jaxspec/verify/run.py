@@ -41,33 +41,33 @@ def run(settings: Verify) -> None:
     questions = read_questions(settings.prompts)
     model = load(settings.target, settings.dtype, settings.devices.open(), settings.quantize)
     source = Source.of(model, questions)
-    about = describe(settings, model, source)
+    description = describe(settings, model, source)
     log = None if settings.json is None else log_of(settings.json)
     file = log and LineLog(log, "the log of a verify run", "another --json")
-    lines = [] if file is None else file.read(about)
+    lines = [] if file is None else file.read(description)
     noise = next((line["noise"] for line in lines if "noise" in line), None)
     if noise is None:
         noise = measure_noise(Engine(model, PLAIN), source, settings.seed)
         lines = [{"noise": noise}]
     if file is not None:
-        file.write(about, lines)
+        file.write(description, lines)
     checker = Checker(model, source, settings.seed, noise)
     for name in first:
         checker.engine(name)  # reports missing weights before anything runs
     earlier = {result.case: result for result in (Result.from_json(line) for line in lines if "case" in line)}
     if earlier:
         say(f"cases of an earlier run: {len(earlier)}")
-    exact = about["dtype"] == "float32" and model.config.quantize is None
-    of = (lambda method: (GREEDY,)) if settings.greedy else kinds
-    found = list(work(checker, first, later, only, exact, earlier, settings.minutes * 60, file, of))
-    said = {**about, "seed": settings.seed} | verdict.summarise(found, noise, exact, command(settings))
-    verdict.show(said, Console())
-    fresh = [result for result in found if result.case not in earlier]
+    exact = description["dtype"] == "float32" and model.config.quantize is None
+    kinds_of = (lambda method: (GREEDY,)) if settings.greedy else kinds
+    results = list(work(checker, first, later, only, exact, earlier, settings.minutes * 60, file, kinds_of))
+    summary = {**description, "seed": settings.seed} | verdict.summarise(results, noise, exact, command(settings))
+    verdict.show(summary, Console())
+    fresh = [result for result in results if result.case not in earlier]
     if (seconds := sum(result.seconds for result in fresh)) > 0:
         say(f"{60 * sum(result.tokens for result in fresh) / seconds:,.0f} tokens per minute, with compilation")
     if settings.json is not None:
-        write_whole(settings.json, json.dumps(said, indent=2) + "\n")
-    if not said["passed"]:
+        write_whole(settings.json, json.dumps(summary, indent=2) + "\n")
+    if not summary["passed"]:
         sys.exit(1)
 
 
@@ -91,7 +91,7 @@ def work(
     earlier: dict[Case, Result],
     seconds: float,
     file: LineLog | None,
-    of: Callable[[Method], tuple[str, ...]],
+    kinds_of: Callable[[Method], tuple[str, ...]],
 ) -> Iterator[Result]:
     """Yields the result of each case, from an earlier run if it has the case.
 
@@ -101,11 +101,11 @@ def work(
         exact: whether the target is float32 and not quantised.
         earlier: results of an earlier run.
         file: the log; None: nothing is written.
-        of: the kinds of a method's cases.
+        kinds_of: the kinds of a method's cases.
     """
     done: dict[Case, Result] = {}
-    needed = {Case(name, kind, 0) for name in first for kind in of(parse_method(name))}
-    cases = iter(only) if only else in_order((*first, *later), len(first), done, exact, of)
+    needed = {Case(name, kind, 0) for name in first for kind in kinds_of(parse_method(name))}
+    cases = iter(only) if only else in_order((*first, *later), len(first), done, exact, kinds_of)
     spent = 0.0
     with progress("seconds of checks:", round(seconds), form=lambda number: f"{number:,}") as shown:
         for case in cases:
@@ -124,8 +124,8 @@ def work(
             if shown.due():
                 tokens = sum(result.tokens for result in done.values())
                 left = 0 if only else len(needed - done.keys())
-                later = f"; the time is spent, but {left} first cases are left" if left and spent >= seconds else ""
-                shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}{later}")
+                more = f"; the time is spent, but {left} first cases are left" if left and spent >= seconds else ""
+                shown.show(min(round(spent), shown.total), f"{tokens:,} tokens compared, last by {case}{more}")
             if not only and spent >= seconds and done.keys() >= needed:
                 return
 

@@ -41,8 +41,11 @@ MATCH = 3
 
 
 def expand_methods(target: Path, methods: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The methods that a user named, with `all` expanded, in the order of checking: those that are checked even if the
-    time is spent, `plain` first; and all others. Raises ValueError if there is no method, or a name is not a method."""
+    """The methods that a user named, with `all` expanded, in the order of checking.
+
+    Returns those that are checked even if the time is spent, `plain` first, and all others. Raises ValueError if there
+    is no method, or a name is not a method.
+    """
     if not methods:
         raise ValueError("name at least one method, or `all`")
     named = [PLAIN, *(name for name in methods if name != ALL)]
@@ -103,7 +106,7 @@ def in_order(
     first: int,
     done: dict[Case, Result],
     exact: bool,
-    of: Callable[[Method], tuple[str, ...]] = kinds,
+    kinds_of: Callable[[Method], tuple[str, ...]] = kinds,
 ) -> Iterator[Case]:
     """Yields cases without end: those of every method in turn. A case may be yielded twice.
 
@@ -115,9 +118,9 @@ def in_order(
         first: number of methods at the start of `names`; further distribution cases wait until these were checked once.
         done: results of the cases yielded before. They determine which tests need more tokens.
         exact: as for `tests_of`.
-        of: the kinds of a method's cases.
+        kinds_of: the kinds of a method's cases.
     """
-    has = {name: of(parse_method(name)) for name in names}
+    has = {name: kinds_of(parse_method(name)) for name in names}
     for position in itertools.count():
         name = names[position % len(names)]
         yield from (Case(name, kind, position // first) for kind in has[name])

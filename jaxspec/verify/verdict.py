@@ -51,26 +51,26 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
     rates = {} if exact else _rates(methods)
     tests = {(DISTRIBUTION, name): p for name, p in places.items()} | {("ties", name): p for name, p in rates.items()}
     wrong = rejected(tests)
-    found: list[dict[str, str]] = []
+    failures: list[dict[str, str]] = []
     for name, values in methods.items():
         if values["sampled_by_distribution"]:
             values["found_deviation"] = found_deviation(sum(values["tenths"]), len(tests))
         values["near_tie_p_value"] = rates.get(name)
-        found += [_failure(command, several, why) for several, why in _faults(by_method[name])]
+        failures += [_failure(command, several, why) for several, why in _faults(by_method[name])]
         several = [result for result in by_method[name] if result.case.kind == DISTRIBUTION]
         if (DISTRIBUTION, name) in wrong:
-            found.append(_failure(command, several, f"not the target's distribution (p = {places[name]:.1e})"))
+            failures.append(_failure(command, several, f"not the target's distribution (p = {places[name]:.1e})"))
         if ("ties", name) in wrong:
             several = [result for result in by_method[name] if result.divergences]
             ours, theirs = (1000 * n / max(of, 1) for n, of in (near_ties(values), _plain_flips(methods[PLAIN])))
             why = f"near-ties flip {ours:.2f} times per thousand tokens, in plain decoding {theirs:.2f} times"
             for kind in dict.fromkeys(one.case.kind for one in several):
-                found.append(_failure(command, [one for one in several if one.case.kind == kind], why))
+                failures.append(_failure(command, [one for one in several if one.case.kind == kind], why))
     by_places = [values for values in methods.values() if values["sampled_by_distribution"]]
     enough = all(values["found_deviation"] <= DEVIATION for values in by_places)
     return {
-        "passed": not found,
-        "verdict": FAIL if found else PASS if enough else NOT_ENOUGH,
+        "passed": not failures,
+        "verdict": FAIL if failures else PASS if enough else NOT_ENOUGH,
         "noise": noise,
         "alpha": ALPHA,
         "power": POWER,
@@ -80,7 +80,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         "gap_edges": list(GAPS),
         **{key: sum(values[key] for values in methods.values()) for key in TOTALS},
         "methods": methods,
-        "failures": found,
+        "failures": failures,
     }
 
 
@@ -137,10 +137,10 @@ def _plain_flips(values: Mapping[str, Any]) -> tuple[int, int]:
 
 def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
     """The failed cases of a method without its statistical tests, and why they failed."""
-    found = []
+    failed = []
     for result in results:
         if result.error is not None:
-            found.append(([result], result.error))
+            failed.append(([result], result.error))
         elif result.faults:
             unexplained = next((each for each in result.divergences if not each["explained"]), None)
             if unexplained is not None:
@@ -148,8 +148,8 @@ def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
                 what = "differs from plain decoding's text"
             else:
                 (prompt, position), what = result.impossible[0], "has a token that the target cannot generate"
-            found.append(([result], f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
-    return found
+            failed.append(([result], f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
+    return failed
 
 
 def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str]:
@@ -157,56 +157,56 @@ def _failure(command: str, results: Sequence[Result], why: str) -> dict[str, str
     return {"method": results[0].case.method, "cases": cases, "why": why, "command": f"{command} --only '{cases}'"}
 
 
-def show(found: Mapping[str, Any], console: Console) -> None:
+def show(summary: Mapping[str, Any], console: Console) -> None:
     """Prints the verdict."""
-    methods = found["methods"]
+    methods = summary["methods"]
     columns = ("greedy", "per\n1,000", "sampled", "explained", "un-\nexplained", "p", "TV found")
     shown = sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]
     print_table(console, "method", columns, [[name, *_cells(methods[name])] for name in shown])
-    reds = [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in found["failures"]]
+    reds = [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in summary["failures"]]
     lines = []
     if len(methods) > ROWS:
         lines.append(f"... and {len(methods) - ROWS} more methods; --json lists all")
     lines += [
-        f"\n{found['greedy_tokens']:,} greedy and {found['sampled_tokens']:,} sampled tokens of {len(methods)} "
-        f"methods. {found['divergences']} texts differ from plain decoding's; unexplained: "
-        f"{found['unexplained_divergences']}.",
-        f"A near-tie explains a difference if its logits differ by at most {2 * found['noise']:.1e}: twice the largest "
-        "difference between two evaluations of the same text by this target.",
+        f"\n{summary['greedy_tokens']:,} greedy and {summary['sampled_tokens']:,} sampled tokens of {len(methods)} "
+        f"methods. {summary['divergences']} texts differ from plain decoding's; unexplained: "
+        f"{summary['unexplained_divergences']}.",
+        f"A near-tie explains a difference if its logits differ by at most {2 * summary['noise']:.1e}: twice the "
+        "largest difference between two evaluations of the same text by this target.",
     ]
-    lines += _of_flips(methods, found["gap_edges"])
-    if found["tests"]:
+    lines += _flip_lines(methods, summary["gap_edges"])
+    if summary["tests"]:
         lines.append(
-            f"p: {found['tests']} tests with Holm's correction; the probability of any false alarm is "
-            f"{found['alpha']:.0%}. TV found: the total variation that the test detects with {found['power']:.0%} "
-            f"probability; for {found['deviation']} a method needs {found['tokens_needed']:,} tokens."
+            f"p: {summary['tests']} tests with Holm's correction; the probability of any false alarm is "
+            f"{summary['alpha']:.0%}. TV found: the total variation that the test detects with {summary['power']:.0%} "
+            f"probability; for {summary['deviation']} a method needs {summary['tokens_needed']:,} tokens."
         )
     print_lines(console, *lines)
     print_lines(console, *reds[:ROWS], style="red")
     if len(reds) > ROWS:
         print_lines(console, f"... and {len(reds) - ROWS} more failures")
-    if found["verdict"] == FAIL:
+    if summary["verdict"] == FAIL:
         print_lines(console, "FAIL: not lossless here", style="bold red")
-    elif found["verdict"] == NOT_ENOUGH:
-        short = sum((values["found_deviation"] or 0) > found["deviation"] for values in methods.values())
+    elif summary["verdict"] == NOT_ENOUGH:
+        short = sum((values["found_deviation"] or 0) > summary["deviation"] for values in methods.values())
         why = (
             f"NOT ENOUGH: nothing unexplained was found, but {short} methods have too few tokens for their "
-            f"distribution test to detect a total variation of {found['deviation']}; give more --minutes"
+            f"distribution test to detect a total variation of {summary['deviation']}; give more --minutes"
         )
         print_lines(console, why, style="bold yellow")
     else:
         print_lines(console, "PASS: nothing unexplained was found", style="bold green")
 
 
-def _of_flips(methods: Mapping[str, Mapping[str, Any]], edges: Sequence[float]) -> list[str]:
+def _flip_lines(methods: Mapping[str, Mapping[str, Any]], edges: Sequence[float]) -> list[str]:
     """How often greedy texts differ, of plain decoding against itself and of all other methods, and by which gaps."""
     itself, others = {PLAIN: methods[PLAIN]} if PLAIN in methods else {}, dict(methods)
     others.pop(PLAIN, None)
     lines = []
-    for name, some in ((f"{PLAIN} in batches of eight and of one", itself), ("other methods and plain", others)):
-        count, tokens = (sum(values[key] for values in some.values()) for key in ("greedy_flips", "greedy_tokens"))
+    for name, group in ((f"{PLAIN} in batches of eight and of one", itself), ("other methods and plain", others)):
+        count, tokens = (sum(values[key] for values in group.values()) for key in ("greedy_flips", "greedy_tokens"))
         if count:
-            counts = np.sum([values["greedy_gaps"] for values in some.values()], axis=0).tolist()
+            counts = np.sum([values["greedy_gaps"] for values in group.values()], axis=0).tolist()
             names = [*(f"below {edge:g}" for edge in edges), "more"]
             gaps = ", ".join(f"{gap} {each}" for gap, each in zip(names, counts, strict=True) if each)
             lines.append(f"Greedy, {name}: {1000 * count / tokens:.2f} flips per 1,000 tokens; their gaps: {gaps}.")
@@ -249,12 +249,12 @@ def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> fl
 
 def rejected(p_values: Mapping[Any, float], alpha: float = ALPHA) -> set[Any]:
     """The hypotheses that Holm's method rejects. The probability that any of them is true is at most `alpha`."""
-    found = set()
+    names = set()
     for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         if p_values[name] > alpha / (len(p_values) - at):
             break
-        found.add(name)
-    return found
+        names.add(name)
+    return names
 
 
 def tokens_needed(tests: int, deviation: float = DEVIATION) -> int:

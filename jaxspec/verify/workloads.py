@@ -71,8 +71,8 @@ class Source:
     @classmethod
     def of(cls, model: Checkpoint, questions: Sequence[Question]) -> "Source":
         """The source for a checkpoint and the questions of a prompt file. Raises ValueError as `encode` does."""
-        asked = [question.turns[0] for question in questions if question.turns[0]]
-        texts = tuple(map(tuple, encode(asked, model, False))) if asked and model.tokenizer is not None else ()
+        prompts = [question.turns[0] for question in questions if question.turns[0]]
+        texts = tuple(map(tuple, encode(prompts, model, False))) if prompts and model.tokenizer is not None else ()
         words = "".join(text_of(model.tokenizer, list(text), []) for text in texts)
         config = model.config.model
         return cls(config.vocab_size, config.usable_length, texts, words)
@@ -86,10 +86,10 @@ class Source:
         lengths[0], budgets[0] = shape.longest, shape.budget  # the programs are compiled for these sizes
         if shape.fills:
             lengths[1], budgets[1] = 1, min(self.room - 1, LONG)
-        hows = [self._how(draw, kind, shape.truncated, i) for i in range(prompts)]
+        params = [self._sampling(draw, kind, shape.truncated, i) for i in range(prompts)]
         requests = tuple(
-            Request(self._prompt(draw, int(length)), dataclasses.replace(how, max_new_tokens=int(budget)), index)
-            for index, (length, budget, how) in enumerate(zip(lengths, budgets, hows, strict=True))
+            Request(self._prompt(draw, int(length)), dataclasses.replace(sampling, max_new_tokens=int(budget)), index)
+            for index, (length, budget, sampling) in enumerate(zip(lengths, budgets, params, strict=True))
         )
         stops = self._stops(draw) if kind != DISTRIBUTION else ()
         return Workload(requests, shape.batch_size, stops)
@@ -114,7 +114,7 @@ class Source:
         begin = int(draw.integers(len(text) - length + 1))
         return list(text[begin : begin + length])
 
-    def _how(self, draw: np.random.Generator, kind: str, truncated: bool, index: int) -> SamplingParams:
+    def _sampling(self, draw: np.random.Generator, kind: str, truncated: bool, index: int) -> SamplingParams:
         temperature, top_p = (values[draw.integers(len(values))] for values in (TEMPERATURES, TOP_P))
         top_k = TOP_K[draw.integers(len(TOP_K))]
         if index == 0:

@@ -144,5 +144,5 @@ def test_the_order_checks_every_method_first_and_then_what_has_too_few_tokens() 
 
 def test_plain_decoding_has_further_cases_where_near_ties_are_tested() -> None:
     names = ("plain", *(f"ngram+chain,length={length}" for length in range(2, 26)))
-    found = list(islice(in_order(names, 2, {}, exact=False, of=lambda method: ("greedy",)), 34))
+    found = list(islice(in_order(names, 2, {}, exact=False, kinds_of=lambda method: ("greedy",)), 34))
     assert [case.number for case in found if case.method == "plain"] == [0, 0, 1, 2, 3, 12]
