@@ -10,8 +10,8 @@ import jinja2
 
 from jaxspec.checkpoint import chat_template
 
-_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
-"""Names that a template gets from the tokenizer."""
+_FROM_TOKENIZER = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""Names that the tokenizer passes to a template."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +22,8 @@ class ChatFormat:
         arguments: passed to the template by name, such as {"enable_thinking": False}.
         system: system message before each conversation; None: none. It may be empty: some templates then leave out
             a default of their own.
+
+    Raises ValueError if a value has the wrong type.
     """
 
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -47,12 +49,12 @@ class ChatFormat:
 
     def messages(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """The messages, after the system prompt. Raises ValueError if they have one of their own, too."""
-        given = [dict(message) for message in messages]
+        copies = [dict(message) for message in messages]
         if self.system is None:
-            return given
-        if any(message.get("role") == "system" for message in given):
+            return copies
+        if any(message.get("role") == "system" for message in copies):
             raise ValueError("the conversation has a system message, and a system prompt is given too; leave one out")
-        return [{"role": "system", "content": self.system}, *given]
+        return [{"role": "system", "content": self.system}, *copies]
 
     def render(
         self, tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True, **options: bool
@@ -64,8 +66,8 @@ class ChatFormat:
         """
 
         def write(messages: list[dict[str, Any]]) -> str:
-            known = {"add_generation_prompt": add_generation_prompt, **options}
-            return tokenizer.apply_chat_template(messages, **known, **self.arguments)
+            settings = {"add_generation_prompt": add_generation_prompt, **options}
+            return tokenizer.apply_chat_template(messages, **settings, **self.arguments)
 
         text = write(self.messages(messages))
         other = dataclasses.replace(self, system=f"{self.system} x")
@@ -83,6 +85,6 @@ def spelled(arguments: Mapping[str, Any]) -> str:
 def _read_by(template: str) -> frozenset[str]:
     """Names of the arguments that a template reads. Raises ValueError if it is not a Jinja template."""
     try:
-        return chat_template.names_read(template) - _GIVEN
+        return chat_template.names_read(template) - _FROM_TOKENIZER
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template cannot be read: {error}") from error

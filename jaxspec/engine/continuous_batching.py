@@ -137,29 +137,31 @@ class PrefillQueue:
 
     def _insert_ready(self) -> bool:
         """Fills free rows with prompts that are ready. Returns whether any was filled."""
-        session, given = self.session, dict[int, int]()
+        session, part_of = self.session, dict[int, int]()  # the part of each row to fill
         for row in range(self.slots):
             part = row // (session.done.size // self.parts)
-            if row not in session.texts and part in self.ready and part not in given.values():
-                given[row] = part
+            if row not in session.texts and part in self.ready and part not in part_of.values():
+                part_of[row] = part
         for group in {id(group): group for group in self.ready.values()}.values():
-            mine = {row: part for row, part in given.items() if self.ready.get(part) is group}
+            of_group = {row: part for row, part in part_of.items() if self.ready.get(part) is group}
             now = (session.round, group.seconds, session.decode_seconds)
-            texts = {row: Text(*group.requests[part], *now) for row, part in mine.items()}
-            if mine:
-                session.insert(group.state, texts, mine)
-            for part in mine.values():
+            texts = {row: Text(*group.requests[part], *now) for row, part in of_group.items()}
+            if of_group:
+                session.insert(group.state, texts, of_group)
+            for part in of_group.values():
                 del self.ready[part]
-        return bool(given)
+        return bool(part_of)
 
     def _begin(self, requests: dict[int, tuple[int, Request]]) -> Group:
-        asked = [request for _, request in requests.values()]
-        prompts, waiting = [request.tokens for request in asked], (request.tokens for _, request in self.waiting)
+        """A group of these requests before prefill, or after the longest stored prefix of all its prompts."""
+        first = next(request for _, request in requests.values())
+        prompts = [request.tokens for _, request in requests.values()]
+        waiting = (request.tokens for _, request in self.waiting)
         keep = worth_keeping(prompts, waiting, self.chunks[0])
         fitting = [prefix for prefix in self.kept if prefix.begins(prompts)]
         self.kept = [prefix for prefix in fitting if prefix.position in keep]
         # A part without a prompt reads another part's, so that its row has the shared beginning too.
-        rows = [requests[part][1] if part in requests else asked[0] for part in range(self.parts)]
+        rows = [requests[part][1] if part in requests else first for part in range(self.parts)]
         session = self.session
         with session.model.context():
             state = session.program.start(rows, session.model.config.eos, self.cache_len, session.requests)
@@ -171,7 +173,7 @@ class PrefillQueue:
         return Group(requests, state, position, [end for end in keep if end > position])
 
 
-BETWEEN_STOPS = 8  # rounds between two looks for stop strings
+BETWEEN_STOPS = 8  # rounds between two searches for stop strings
 
 
 def decode(
@@ -194,8 +196,8 @@ def decode(
     rounds = min(rounds, BETWEEN_STOPS if stops else UNLIMITED)
     while session.texts or queue.pending:
         ended = [row for row in session.texts if session.done[row]]
-        found = [text_of_row(session, row, stops) for row in ended]
-        yield [(session.texts.pop(row).place, result) for row, result in zip(ended, found, strict=True)]
+        results = [text_of_row(session, row, stops) for row in ended]
+        yield [(session.texts.pop(row).place, result) for row, result in zip(ended, results, strict=True)]
         session.finish_compiling(silent=silent)
         queue.fill()
         if not session.texts and queue.chunks_left:
@@ -223,10 +225,10 @@ def snapshots(session: Session, stops: StopStrings, rounds: int) -> Iterator[tup
 
 def stopped_rows(session: Session, stops: StopStrings) -> list[int]:
     """Rows whose text has a stop string."""
-    tokens, found = fetch(session.state.tokens), []
+    tokens, rows = fetch(session.state.tokens), []
     for row, text in session.texts.items():
         if not session.done[row]:
             prompt = text.request.tokens
             _, _, stopped = stops.cut(tokens[row, len(prompt) : session.length[row]].tolist(), prompt)
-            found += [row] * stopped
-    return found
+            rows += [row] * stopped
+    return rows

@@ -17,7 +17,7 @@ from jaxspec.methods.method import Method, default_method, parse_method, typed
 
 @dataclasses.dataclass(frozen=True)
 class Default:
-    """A method, and why it is the one."""
+    """The default method, and the reason for it in words."""
 
     method: Method
     reason: str
@@ -32,7 +32,7 @@ def default_of(model: Checkpoint, batch_size: int = 1) -> Default:
 
 
 def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, batch_size: int = 1) -> Default:
-    """The fastest method where `jaxspec calibrate --all` has kept the speeds of this checkpoint on this device.
+    """The fastest method, if `jaxspec calibrate --all` has stored the speeds of this checkpoint on this device.
 
     Otherwise the trained head that comes first in the order of preference, with the `method` of its config.json if
     there is one; or prompt lookup. All processes use the first one's choice.
@@ -45,7 +45,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
         CheckpointError: the head's config.json names a method that does not exist or is not of this head.
     """
 
-    def kept() -> dict[str, str]:
+    def stored() -> dict[str, str]:
         try:
             key = speeds_key(path, heads, dtype=dtype, device=device, batch_size=batch_size)
             speeds = read_speeds(key)
@@ -58,18 +58,18 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
             return {"missing": str(error)}
         return {"fastest": fastest}
 
-    found = broadcast_from_first(kept)
-    if "fastest" in found:
-        return Default(parse_method(found["fastest"]), "the fastest by `jaxspec calibrate --all`")
+    choice = broadcast_from_first(stored)
+    if "fastest" in choice:
+        return Default(parse_method(choice["fastest"]), "the fastest by `jaxspec calibrate --all`")
     method = named_by_head(path, default_method(_typed(path, heads)))
     with contextlib.suppress(CheckpointError):  # loading the head raises it again
         method = fitted(path, method)
-    return Default(method, f"first in the order of preference; {found['missing']}")
+    return Default(method, f"first in the order of preference; {choice['missing']}")
 
 
 def _typed(path: Path, heads: Sequence[str]) -> Iterator[str]:
     """The heads of a checkpoint as in methods, DRAFTER or DRAFTER@HEAD, whatever their folders are called. One that
-    cannot be read counts as the drafter of that name, so that loading it says what is wrong."""
+    cannot be read counts as the drafter of that name, so that loading it raises the reason."""
     for head in heads:
         try:
             yield typed(drafter_of(path, head).name, head)
@@ -84,7 +84,7 @@ def named_by_head(path: Path, usual: Method) -> Method:
     try:
         folder = find_head(path, usual.head)
         text = None if is_checkpoint(folder) else read_config(folder).method
-    except CheckpointError:  # loading the head says what is wrong with it
+    except CheckpointError:  # loading the head raises it again
         return usual
     try:
         method = usual if text is None else parse_method(text)

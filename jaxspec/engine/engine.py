@@ -44,7 +44,7 @@ class Engine:
         draft: the drafter's weights. None: load the head that the method names.
         control: the controller's weights. None: load them from that head, if the controller has any.
         costs: costs of drafting and verification on this device, for methods that need them and do not set them.
-            `Engine.calibrated` measures them, and so does this for a default method.
+            `Engine.calibrated` measures them. For a default method they are measured here too.
 
     A program is compiled when its shape is first used, and kept in memory and in the user's cache folder. `warmup`
     compiles early.
@@ -154,9 +154,9 @@ class Engine:
         Raises:
             ValueError: a prompt is empty and there is no BOS, or it is too long, or a setting is out of range.
         """
-        asked = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
-        found = dict(self.generate_iter(prompts, stop=stop, batch_size=batch_size, **asked, **settings))
-        return [found[place] for place in sorted(found)]
+        options = {"log_probs": log_probs, "record": record, "keep_state": keep_state}
+        results = dict(self.generate_iter(prompts, stop=stop, batch_size=batch_size, **options, **settings))
+        return [results[place] for place in sorted(results)]
 
     def generate_iter(
         self,
@@ -171,7 +171,8 @@ class Engine:
     ) -> Iterator[tuple[int, Generation]]:
         """Generates as `generate` does, and yields (index of the prompt, result) when each text is finished.
 
-        Raises ValueError as `generate`, and before the first result.
+        A finished row is taken by the next prompt, which was prefilled during decoding. Raises ValueError as
+        `generate`, at the call.
         """
         requests = self.requests(prompts, **settings)
         batch_size = TOGETHER if batch_size is None else batch_size
@@ -189,9 +190,9 @@ class Engine:
         log_probs: bool = False,
         record: bool = False,
     ) -> Iterator[tuple[int, Generation]]:
-        """`generate_iter` for requests; `learnt` is as in `Session`.
+        """`generate_iter` for requests. `learnt` has the initial state of each row's controller, as in `Session`.
 
-        Raises ValueError if there are no requests or `batch_size` is below 1.
+        Raises ValueError, at the call, if there are no requests or `batch_size` is below 1.
         """
         stops = stops or StopStrings((), self.model.tokenizer)
         first, later = _split(requests, batch_size)
@@ -205,8 +206,8 @@ class Engine:
 
     def run(self, requests: Sequence[Request], batch_size: int | None = None, **options: Any) -> list[Generation]:
         """The results in the order of the requests, by default as one batch; `options` are those of `decode`."""
-        found = dict(self.decode(requests, len(requests) if batch_size is None else batch_size, **options))
-        return [found[place] for place in range(len(requests))]
+        results = dict(self.decode(requests, len(requests) if batch_size is None else batch_size, **options))
+        return [results[place] for place in range(len(requests))]
 
     def stream(
         self, prompt: Prompt, *, rounds: int = 4, stop: Sequence[str] = (), **settings: Unpack[GenerateSettings]
@@ -217,20 +218,20 @@ class Engine:
         stops, shown = StopStrings(stop, self.model.tokenizer), ShownText(self.model.tokenizer)
 
         def pieces() -> Iterator[str]:
-            for found, final in snapshots(self.session([request]), stops, rounds):
-                yield from shown.more(found.text, final=final, hold=stops.longest)
+            for result, final in snapshots(self.session([request]), stops, rounds):
+                yield from shown.more(result.text, final=final, hold=stops.longest)
 
         return pieces()
 
     def warmup(
         self, max_prompt_tokens: int = 64, max_new_tokens: int = 128, batch_size: int = 1, greedy: bool = True
     ) -> None:
-        """Compiles what `generate` needs for `batch_size` prompts, of which the longest has this length, and texts of
-        this length, before the first call. Lengths are rounded up to sizes that many prompts share; for other sizes
-        `generate` compiles again.
+        """Compiles, before the first call, what `generate` needs for `batch_size` prompts and texts of these lengths.
 
-        More prompts than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`. Raises
-        ValueError if prompt and text exceed the model's context, or a number is not a whole one.
+        Lengths are rounded up to sizes that many prompts share; for other sizes `generate` compiles again. More prompts
+        than `batch_size` need further programs, whose shapes depend on all prompts; see `compile`.
+
+        Raises ValueError if prompt and text exceed the model's context, or a number is not a whole one.
         """
         batch_size = integer("batch_size", batch_size, 1)
         max_prompt_tokens = integer("max_prompt_tokens", max_prompt_tokens, 1)
@@ -307,6 +308,6 @@ def _split(requests: Sequence[Request], batch_size: int) -> tuple[Sequence[Reque
 def _loaded(model: Checkpoint | str | Path, **loading: Any) -> Checkpoint:
     if not isinstance(model, Checkpoint):
         return load(model, **loading)
-    if given := [name for name, value in loading.items() if value is not None]:
-        raise ValueError(f"the model is loaded already: leave out {', '.join(given)}")
+    if unused := [name for name, value in loading.items() if value is not None]:
+        raise ValueError(f"the model is loaded already: leave out {', '.join(unused)}")
     return model

@@ -34,7 +34,10 @@ class Round:
 
 
 def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
-    """The rounds of a text, from its `Trace` [R N] on the host and their counts. It begins at `begin` of `tokens`."""
+    """The rounds of a text, from its `Trace` [R N] on the host, and their counts.
+
+    `tokens` are those of the prompt and the text, which begins at index `begin`.
+    """
     at, rounds = begin + 1, []
     for i, committed in enumerate(np.asarray(history.committed).tolist()):
         live = np.flatnonzero(trace.live[i])
@@ -89,7 +92,7 @@ class Generation:
 
 
 def text_of_row(session: Session, row: int, stops: StopStrings) -> Generation:
-    """The result of one row, so far. Only this row is copied to the host."""
+    """The result of one row so far. Only this row is copied to the host."""
     state = session.state
     with session.model.context():
         host = fetch(_one_row((state.tokens, state.history, state.log_prob, state.trace, state.controller), row))

@@ -33,7 +33,7 @@ def load_head(model: Checkpoint, method: Method) -> Any:
 
 
 def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
-    """The weights of the method's controller; None if it needs none. `draft` are the drafter's.
+    """The weights of the method's controller; None if it needs none. `draft` has the drafter's weights.
 
     Raises CheckpointError if there are no weights, or they were trained for another target or drafter.
     """
@@ -55,10 +55,10 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     config = read_head(path, controller.name)
     check_same_shape(path, config.model, model.config.model)
     width = draft_width(method.drafter, Models(target=model.target, draft=draft))
-    ours = {"target_hidden": model.config.model.hidden_size, "draft_hidden": width}
-    theirs = {name: config.settings.get(name) for name in ours}
-    if theirs != ours:
-        raise CheckpointError(f"the predictor at {path} was trained for {theirs}, not for {ours}")
+    widths = {"target_hidden": model.config.model.hidden_size, "draft_hidden": width}
+    trained = {name: config.settings.get(name) for name in widths}
+    if trained != widths:
+        raise CheckpointError(f"the predictor at {path} was trained for {trained}, not for {widths}")
     try:
         weights = nnx.eval_shape(lambda: controller.build_weights(**config.settings))
     except (TypeError, ValueError) as error:
@@ -90,13 +90,13 @@ def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
             raise CheckpointError(
                 f"{path} is a draft model, which is a whole checkpoint, and not a head for {drafter.name}"
             )
-        whole = config_json.read_config(path)
-        return HeadShape(whole.model, {"quantize": whole.quantize})
+        checkpoint = config_json.read_config(path)
+        return HeadShape(checkpoint.model, {"quantize": checkpoint.quantize})
     config = read_head(path, drafter.name)
-    theirs = config.of_target
+    trained_for = config.of_target
     if isinstance(drafter, DraftModel):  # its width may differ from the target's
-        theirs = dataclasses.replace(theirs, hidden_size=target.hidden_size)
-    check_same_shape(path, theirs, target)
+        trained_for = dataclasses.replace(trained_for, hidden_size=target.hidden_size)
+    check_same_shape(path, trained_for, target)
     shape = HeadShape(config.model, {**config.settings, **heads.read_calibration(path)})
     try:
         draft_vocabulary.check(shape.settings, target.vocab_size)
@@ -164,7 +164,7 @@ def _head_of(path: Path, method: Method, head: str) -> Any:
     return abstract_head(folder, method.drafter, read_shape(folder, method.drafter, target))
 
 
-def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any]) -> None:
+def warn_of_chat_args(model: Checkpoint, method: Method, chat_args: Mapping[str, Any]) -> None:
     """Warns on stderr, once, if the method's head was trained with other arguments of the chat template."""
     if not method.drafter.has_head:
         return
@@ -176,7 +176,7 @@ def warn_of_chat_args(model: Checkpoint, method: Method, given: Mapping[str, Any
         if not (path / "config.json").exists():  # a controller's, whose weights were given
             continue
         config = config_json.read_config(path) if is_checkpoint(path) else heads.read_config(path)
-        if config.chat_args is not None and (trained := spelled(config.chat_args)) != (now := spelled(given)):
+        if config.chat_args is not None and (trained := spelled(config.chat_args)) != (now := spelled(chat_args)):
             _say_once(
                 f"warning: {path} was trained with the chat arguments {trained} and this run has {now}: "
                 "fewer drafts may be accepted"

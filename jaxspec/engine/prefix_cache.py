@@ -56,18 +56,19 @@ def copied(arrays: Any) -> Any:
 
 
 def worth_keeping(prompts: Sequence[Sequence[int]], waiting: Iterable[Sequence[int]], chunk: int) -> list[int]:
-    """The positions up to which prompts that are about to be read share tokens with waiting ones, in whole chunks.
+    """The positions at which to store a prefix: up to them, all `prompts`, which are read next, begin as a waiting one.
 
-    First the position for the next waiting prompt, then shorter ones for later prompts, up to `KEPT` positions.
+    They are multiples of `chunk`, which is in tokens. The first is that of the next waiting prompt, then follow smaller
+    ones of later prompts, up to `KEPT` positions.
     """
-    found: list[int] = []
+    positions: list[int] = []
     for other in islice(waiting, LOOKED_AT):
         position = min(shared(prompt, other, chunk) for prompt in prompts)
-        if 0 < position < min(found, default=position + 1):
-            found.append(position)
-        if len(found) == KEPT:
+        if 0 < position < min(positions, default=position + 1):
+            positions.append(position)
+        if len(positions) == KEPT:
             break
-    return found
+    return positions
 
 
 def shared(one: Sequence[int], other: Sequence[int], chunk: int) -> int:

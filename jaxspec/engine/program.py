@@ -63,28 +63,28 @@ class Program:
 
         If the cache must grow later, the loop is compiled again. The arguments are those of `shapes`.
         """
-        everybody, eos = [*requests, *later], model.config.eos
+        both, eos = [*requests, *later], model.config.eos
         with model.context():
             chunk, cache_len = shapes(self.spec, requests, later, least)
-            whole = self._abstract(padded(requests), eos, cache_len, everybody)
-            loop = self._key(LOOP_NAME, self.spec, whole)
-            found: Jobs = {
-                **self._prefill_jobs(whole, chunk),
-                loop: lambda: LOOP.lower(self.spec, self.models, whole, np.int32(0), np.int32(0)).compile(),
+            batch = self._abstract(padded(requests), eos, cache_len, both)
+            loop = self._key(LOOP_NAME, self.spec, batch)
+            jobs: Jobs = {
+                **self._prefill_jobs(batch, chunk),
+                loop: lambda: LOOP.lower(self.spec, self.models, batch, np.int32(0), np.int32(0)).compile(),
             }
             if later:
-                chunks, cache_len = shapes_ahead(self.spec, everybody, len(requests))
-                one = self._abstract([later[0]] * data_parts(), eos, cache_len, everybody)
-                for each in chunks:
-                    found |= self._prefill_jobs(one, each)
+                chunks, cache_len = shapes_ahead(self.spec, both, len(requests))
+                group = self._abstract([later[0]] * data_parts(), eos, cache_len, both)
+                for chunk in chunks:
+                    jobs |= self._prefill_jobs(group, chunk)
         # As a decorator, the context is entered anew in the thread that runs the job.
-        return {key: model.context()(job) for key, job in found.items()}
+        return {key: model.context()(job) for key, job in jobs.items()}
 
     def ready_key(self, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0) -> tuple[Any, ...]:
         """A key for `compilation.ready` of all programs of `compilations`, faster to compute than theirs."""
-        everybody = [*requests, *later]
-        ahead = shapes_ahead(self.spec, everybody, len(requests)) if later else None
-        truncated = (any(r.sampling.top_k for r in everybody), any(r.sampling.top_p < 1 for r in everybody))
+        both = [*requests, *later]
+        ahead = shapes_ahead(self.spec, both, len(requests)) if later else None
+        truncated = (any(r.sampling.top_k for r in both), any(r.sampling.top_p < 1 for r in both))
         weights = (id(self.models.target), id(self.models.draft), id(self.models.control))
         return (self.spec, weights, len(requests), shapes(self.spec, requests, later, least), ahead, truncated)
 
@@ -94,12 +94,12 @@ class Program:
         def compile_step(step: Step) -> Any:
             return step.program.lower(*step.arguments, **step.settings).compile()
 
-        found: Jobs = {}
+        jobs: Jobs = {}
         for step in steps(self.spec.drafter, self.models, state, chunk):
-            of = (*step.settings.values(), chunk)
-            key = self._key(f"prefill ({step.name})", of, state, "drafter" in step.settings)
-            found[key] = partial(compile_step, step)
-        return found
+            settings = (*step.settings.values(), chunk)
+            key = self._key(f"prefill ({step.name})", settings, state, "drafter" in step.settings)
+            jobs[key] = partial(compile_step, step)
+        return jobs
 
     def _abstract(
         self, requests: Sequence[Request], eos: Sequence[int], cache_len: int, among: Sequence[Request]

@@ -53,15 +53,14 @@ def warn_if_greedy(sampling: SamplingParams) -> None:
 def encode(
     prompts: Prompt | Sequence[Prompt], model: Checkpoint, chat: bool, chat_format: ChatFormat = ChatFormat()
 ) -> list[list[int]]:
-    """Token ids of every prompt, each at least one token long; `chat`: text is formatted as messages are.
+    """Token ids of every prompt, each at least one token long. With `chat`, text is formatted as messages are.
 
     Raises ValueError if there are no prompts, a prompt is empty and there is no BOS, an id is outside the vocabulary,
-    the checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat` or `chat_format` does not
-    apply.
+    the checkpoint lacks the tokenizer or chat template that a prompt needs, or `chat` or `chat_format` does not apply.
     """
-    if not (found := listed(prompts)):
+    if not (several := listed(prompts)):
         raise ValueError("there are no prompts")
-    return [_encode_one(i, prompt, model, chat, chat_format) for i, prompt in enumerate(found)]
+    return [_encode_one(i, prompt, model, chat, chat_format) for i, prompt in enumerate(several)]
 
 
 def listed(prompts: Any) -> list[Any]:
@@ -156,9 +155,9 @@ def _text(index: int, text: Any) -> str:
 class GenerateSettings(TypedDict, total=False):
     """Settings of a call of `Engine.generate`.
 
-    Each field of `SamplingParams` is one value for all prompts, or one per prompt (a sequence or an array). It replaces
-    the field of `sampling`. Options of transformers such as repetition_penalty may be given, too, with the value at
-    which they have no effect.
+    Each field of `SamplingParams`, which has their meanings and defaults, is one value for all prompts, or one per
+    prompt (a sequence or an array). It replaces the field of `sampling`. Options of transformers such as
+    repetition_penalty may be given, too, with the value at which they have no effect.
     """
 
     sampling: SamplingParams
@@ -193,7 +192,7 @@ def requests_of(
     truncate: Literal["left"] | None = None,
     **fields: Any,
 ) -> list[Request]:
-    """The requests of a call of `Engine.generate`, one per prompt; all settings are those of `GenerateSettings`.
+    """The requests of a call of `Engine.generate`, one per prompt. The arguments, `fields` too, are `GenerateSettings`.
 
     Raises ValueError if a prompt is empty and there is no BOS, it is too long, a setting is out of range, or the chat
     template does not take an argument or the system prompt.
@@ -203,7 +202,7 @@ def requests_of(
     if not isinstance(sampling, SamplingParams):
         raise ValueError(f"sampling must be a jaxspec.SamplingParams, not {sampling!r}")
     if seeds is not None and "seed" in fields:
-        raise ValueError("give either seed, from which each prompt's is made, or seeds, one for each prompt")
+        raise ValueError("give either seed, one for all prompts, or seeds, one for each prompt")
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in fields.keys() - known:
         refuse_stateful(name, fields[name])

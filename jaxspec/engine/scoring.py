@@ -23,7 +23,7 @@ from jaxspec.model.llama import Llama, forward
 from jaxspec.model.sharding import constrain
 
 LOGITS = 2**28  # most logits held at once: 1 GB
-UNASKED = -1
+NO_TARGET = -1
 
 Text = tuple[Sequence[int], Sequence[int]]
 """Token ids of a context and of its continuation."""
@@ -79,13 +79,13 @@ def scores(
 
 
 def _of_batch(
-    model: Checkpoint, read: Sequence[tuple[int, ...]], asked: Sequence[Sequence[Sequence[int]]], size: int
+    model: Checkpoint, read: Sequence[tuple[int, ...]], wanted: Sequence[Sequence[Sequence[int]]], size: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """`score` for one batch of texts.
 
     Args:
         read: the tokens that the target reads of each text: all but the last.
-        asked: the continuations of each text, which differ in their last token only.
+        wanted: the continuations of each text, which differ in their last token only.
         size: rows of the batch; unused rows are empty.
     """
     longest = max(map(len, read))
@@ -94,8 +94,8 @@ def _of_batch(
         chunk = chunk_for(longest, chunks(size, model.config.model.vocab_size))
         rows = power_of_two(-(-longest // chunk) * chunk, SMALLEST_CACHE)
         tokens = np.zeros((size, rows), np.int32)
-        targets = np.full((size, rows, power_of_two(max(map(len, asked)))), UNASKED, np.int32)
-        for row, (text, continuations) in enumerate(zip(read, asked, strict=True)):
+        targets = np.full((size, rows, power_of_two(max(map(len, wanted)))), NO_TARGET, np.int32)
+        for row, (text, continuations) in enumerate(zip(read, wanted, strict=True)):
             tokens[row, : len(text)] = text
             for column, continuation in enumerate(continuations):
                 targets[row, len(text) - len(continuation) : len(text), column] = continuation
@@ -114,29 +114,29 @@ def score(
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
     """Scores C continuations of each text, and reads `chunk` tokens at a time; S is a multiple of `chunk`.
 
-    `targets` are the next token of each continuation after each token; negative: none. The LM head runs only for chunks
-    with targets. Returns log p of each continuation, and whether all its tokens are the target's most probable ones.
+    The LM head runs only for chunks with targets: after each token, the next token of each continuation (negative:
+    none). Returns log p of each continuation, and whether all its tokens are the target's most probable ones.
     """
     tokens, targets = constrain(jnp.asarray(tokens), "batch"), constrain(jnp.asarray(targets), "batch")
     batch, rows = tokens.shape
     causal = causal_mask(batch, chunk)
     end = jnp.max(jnp.where((targets >= 0).any((0, 2)), jnp.arange(rows) + 1, 0))
 
-    def judge(hidden, wanted):
+    def score_chunk(hidden, wanted):
         logits = target.logits(hidden)
-        given = jax.vmap(log_prob_of, (None, 2), 2)(logits, jnp.maximum(wanted, 0))
+        log_probs = jax.vmap(log_prob_of, (None, 2), 2)(logits, jnp.maximum(wanted, 0))
         likeliest = (logits.argmax(-1)[..., None] == wanted) | (wanted < 0)
-        return jnp.where(wanted < 0, 0, given).sum(1), likeliest.all(1)
+        return jnp.where(wanted < 0, 0, log_probs).sum(1), likeliest.all(1)
 
     ignore = lambda _, wanted: (jnp.zeros(wanted.shape[::2], jnp.float32), jnp.ones(wanted.shape[::2], bool))
 
     def read_chunk(carry):
         at, cache, log_prob, greedy = carry
         start = jnp.full((batch,), at)
-        now = lambda array: jax.lax.dynamic_slice_in_dim(array, at, chunk, axis=1)
+        part = lambda array: jax.lax.dynamic_slice_in_dim(array, at, chunk, axis=1)
         positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
-        out = forward(target, now(tokens), positions, causal, cache, start)
-        more, likeliest = jax.lax.cond((now(targets) >= 0).any(), judge, ignore, out.hidden, now(targets))
+        out = forward(target, part(tokens), positions, causal, cache, start)
+        more, likeliest = jax.lax.cond((part(targets) >= 0).any(), score_chunk, ignore, out.hidden, part(targets))
         cache = kv.append(cache, out.nodes, start, after=out.hidden[:, 0].argmax(-1))
         return at + chunk, cache, log_prob + more, greedy & likeliest
 

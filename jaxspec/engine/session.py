@@ -101,7 +101,7 @@ class Session:
                 raise
         self.prefill_seconds, self.decode_seconds = time.perf_counter() - began, 0.0
         self.texts = {row: Text(row, request, 0, self.prefill_seconds, 0.0) for row, request in enumerate(requests)}
-        self._look()
+        self._read_back()
 
     @property
     def finished(self) -> bool:
@@ -133,7 +133,7 @@ class Session:
                 self.state = enlarge(self.program.spec.drafter, self.program.models, self.state, self.cache_len)
             began = time.perf_counter()
             self.state = self.program.decode(self.state, rounds, enough)
-            self._look()
+            self._read_back()
             self.decode_seconds += time.perf_counter() - began
 
     def stop(self, rows: Collection[int]) -> None:
@@ -154,9 +154,10 @@ class Session:
         with self.model.context():
             self.state = insert(self.state, fresh, row, chosen)
         self.texts |= texts
-        self._look()
+        self._read_back()
 
-    def _look(self) -> None:
+    def _read_back(self) -> None:
+        """Copies lengths and flags of the state to the host. Raises FloatingPointError if logits are not finite."""
         state = self.state
         length, done, rounds, finite = fetch((state.length, state.done, state.round, state.finite))
         self.length, self.done, self.round = np.asarray(length), np.asarray(done), int(rounds)
@@ -165,7 +166,7 @@ class Session:
 
 
 def not_finite(what: str, dtype: Any) -> FloatingPointError:
-    """The error for a text of which logits are not finite."""
+    """The error for a text whose logits are not all finite."""
     return FloatingPointError(
         f"the model's logits for {what} are not finite in {dtype}: an activation overflowed, or a weight is NaN; use "
         "another dtype"
