@@ -120,27 +120,7 @@ def draft(
     else:
         drafts, drafter = root(state.drafter)
     copied = spec.drafter.from_history(drafter, len(last))
-
-    def grow(tree: DraftTree, frontier: Frontier, active: Rows, controller: State, drafts: Drafts):
-        width = frontier.node.shape[1]
-        if (admitted := spec.controller.admits(drafts)) is not None:
-            frontier = dataclasses.replace(frontier, live=frontier.live & (admitted | copied[:, None]))
-        level_noise = noise(models, state.keys, prefix.length + frontier.level)
-        level_keys = fold(draft_keys, frontier.level)
-        draws = Draws(sampling=state.sampling, keys=level_keys, noise=level_noise, level=frontier.level)
-        propose = partial(spec.rule.propose, draws, drafts, width)
-        tree, reached = builder.grow(propose, tree, frontier, active)
-        if spec.rule.keeps_probs:
-            tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
-        active &= reached.live.any(axis=1)
-        signals = draft_signals(tree, reached, frontier, drafts, state.feature)
-        own = {"drafted": signals.drafted & ~copied, "active": signals.active & ~copied}  # not those of copies
-        signals = dataclasses.replace(signals, **own)
-        controller = select_rows(signals.drafted, spec.controller.on_level(controller, signals), controller)
-        stop_keys = fold(control_keys, frontier.level)
-        active &= copied | spec.controller.keep_drafting(models, stop_keys, controller, signals)
-        expand = reached.live & active[:, None]  # a drafter may skip a pass that only stopped rows would need
-        return tree, dataclasses.replace(reached, live=expand), active, controller
+    grow = partial(grow_level, spec, models, state, draft_keys, control_keys, copied)
 
     @jax.named_scope(LEVEL)
     def level(carry):
@@ -156,6 +136,42 @@ def draft(
     wide = spec.drafter.widen(drafter, first[1].node.shape[1])
     tree, _, _, controller, drafter = jax.lax.while_loop(drafting, level, (*first, wide))
     return tree, dataclasses.replace(state, drafter=drafter, controller=controller)
+
+
+def grow_level(
+    spec: Speculation,
+    models: Models,
+    state: DecodeState,
+    draft_keys: Key[Array, " B"],
+    control_keys: Key[Array, " B"],
+    copied: Rows,
+    tree: DraftTree,
+    frontier: Frontier,
+    active: Rows,
+    controller: State,
+    drafts: Drafts,
+) -> tuple[DraftTree, Frontier, Rows, State]:
+    """Adds a level: the rule proposes children from `drafts`, the builder adds them, and the controller may stop rows.
+
+    `copied` are rows that copy earlier text, which the controller does not see. Returns the tree, the nodes to expand
+    next, the rows that draft another level, and the controller's state.
+    """
+    width = frontier.node.shape[1]
+    if (admitted := spec.controller.admits(drafts)) is not None:
+        frontier = dataclasses.replace(frontier, live=frontier.live & (admitted | copied[:, None]))
+    level_noise = noise(models, state.keys, state.length + frontier.level)
+    level_keys, stop_keys = fold(draft_keys, frontier.level), fold(control_keys, frontier.level)
+    draws = Draws(sampling=state.sampling, keys=level_keys, noise=level_noise, level=frontier.level)
+    tree, reached = spec.builder.grow(partial(spec.rule.propose, draws, drafts, width), tree, frontier, active)
+    if spec.rule.keeps_probs:
+        tree = keep_probs(tree, frontier, spec.rule.draft_probs(state.sampling, drafts), drafts.token)
+    active &= reached.live.any(axis=1)
+    signals = draft_signals(tree, reached, frontier, drafts, state.feature)
+    signals = dataclasses.replace(signals, drafted=signals.drafted & ~copied, active=signals.active & ~copied)
+    controller = select_rows(signals.drafted, spec.controller.on_level(controller, signals), controller)
+    active &= copied | spec.controller.keep_drafting(models, stop_keys, controller, signals)
+    expand = reached.live & active[:, None]  # a drafter may skip a pass that only stopped rows would need
+    return tree, dataclasses.replace(reached, live=expand), active, controller
 
 
 def noise(models: Models, keys: Key[Array, " B"], position: Int[Array, " B"]) -> Float[Array, "B V"]:

@@ -151,8 +151,7 @@ def run_group(
     config: LlamaConfig,
     keep_inputs: bool,
 ) -> tuple[Float[Array, "B T D"], Taps, tuple[kv.KV, ...]]:
-    """Runs a group of layers. Returns their output, their caches, and with `keep_inputs` the inputs of all but the
-    first (second in the tuple)."""
+    """Runs a group of layers. Returns their output, with `keep_inputs` all inputs but the first, and their caches."""
     batch, chunk, _ = x.shape
     start = jnp.full((batch,), at)
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
