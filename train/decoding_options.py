@@ -91,7 +91,7 @@ class Generate(Decoding):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrator(Decoding):
-    """Train the predictor of `cali-ts` for a trained head: will the target accept the token just drafted?
+    """Train the predictor of `cali-ts` for a trained head: whether the target accepts the newest draft.
 
     It collects its own labels by decoding with that head. The same command resumes a killed run.
 

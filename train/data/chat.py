@@ -35,7 +35,7 @@ def render(
 
     If the last turn was cut off, its span ends with its text.
     """
-    messages, found = [dataclasses.asdict(message) for message in conversation.messages], list[Rendered]()
+    messages, texts = [dataclasses.asdict(message) for message in conversation.messages], list[Rendered]()
     try:
         chat_format.messages(messages)
     except ValueError as error:
@@ -47,12 +47,12 @@ def render(
             prompt, answer, end = _turn(tokenizer, messages[:index], message["content"], chat_format)
             last = index == len(messages) - 1
             answer = answer + end if conversation.complete or not last else answer.rstrip()
-            before = found.pop().spans if found and prompt.startswith(found[-1].text) else ()
-            found.append(Rendered(prompt + answer, (*before, (len(prompt), len(prompt + answer)))))
+            before = texts.pop().spans if texts and prompt.startswith(texts[-1].text) else ()
+            texts.append(Rendered(prompt + answer, (*before, (len(prompt), len(prompt + answer)))))
         whole = _written(tokenizer, messages, chat_format)
-        if conversation.complete and whole.startswith(found[-1].text):
-            found[-1] = Rendered(whole, found[-1].spans)
-        return found
+        if conversation.complete and whole.startswith(texts[-1].text):
+            texts[-1] = Rendered(whole, texts[-1].spans)
+        return texts
     except Exception as error:  # a template may raise anything
         return BadRecord(conversation.name, f"the chat template cannot be used: {' '.join(str(error).split())}")
 
@@ -96,8 +96,8 @@ def _written(tokenizer: Any, messages: Sequence[Mapping[str, str]], chat_format:
 
 def _without_tags(opening: str, answer: str) -> str:
     """The answer without tags such as <think> at its beginning with which the generation prompt ends already."""
-    found = _TAGS.search(opening)
-    end = found[0] if found else ""
+    match = _TAGS.search(opening)
+    end = match[0] if match else ""
     tags = _TAG.findall(end)
     for first in range(len(tags)):
         if begin := re.match(r"\s*" + r"\s*".join(map(re.escape, tags[first:])), answer):

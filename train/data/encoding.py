@@ -19,7 +19,7 @@ _NAME = 80  # characters; names of special tokens are shorter
 
 def encode(
     tokenizer: Any,
-    found: Texts,
+    records: Texts,
     enough: int | None = None,
     strict: bool = False,
     chat_format: ChatFormat = ChatFormat(),
@@ -34,21 +34,21 @@ def encode(
     Raises ValueError if there are conversations, and the tokenizer does not support them, or the chat template does not
     read an argument, or can format none of them, or with `strict` not all; otherwise stderr names those left out.
     """
-    if any(isinstance(each, Conversation) for each in found):
+    if any(isinstance(each, Conversation) for each in records):
         if not tokenizer.chat_template:
             raise ValueError("the data holds conversations and the tokenizer has no chat template; train on plain text")
         chat_format.check(tokenizer.chat_template)
-    texts = usable(_groups(tokenizer, found, enough, chat_format), strict)
+    texts = usable(_groups(tokenizer, records, enough, chat_format), strict)
     if split := [len(each) for each in texts if len(each) > 1]:
         say(f"{len(split)} conversations became {sum(split)} texts, because the chat template rewrites earlier turns")
     return list(itertools.chain.from_iterable(texts))
 
 
-def warn_of_special_names(tokenizer: Any, found: Texts) -> None:
+def warn_of_special_names(tokenizer: Any, records: Texts) -> None:
     """Prints a warning if texts begin or end with a special token's name, as those that a chat template wrote do."""
     names = tuple(tokenizer.special_ids)
     # Only the ends are read: they suffice, also in much text, and source code may hold such a name in its middle.
-    ends = [(each.text[:_NAME].lstrip(), each.text[-_NAME:].rstrip()) for each in found if isinstance(each, Document)]
+    ends = [(each.text[:_NAME].lstrip(), each.text[-_NAME:].rstrip()) for each in records if isinstance(each, Document)]
     if marked := [(begin, end) for begin, end in ends if begin.startswith(names) or end.endswith(names)]:
         begin, end = marked[0]
         example = next(name for name in names if begin.startswith(name) or end.endswith(name))
@@ -59,13 +59,13 @@ def warn_of_special_names(tokenizer: Any, found: Texts) -> None:
 
 
 def _groups(
-    tokenizer: Any, found: Texts, enough: int | None, chat_format: ChatFormat
+    tokenizer: Any, records: Texts, enough: int | None, chat_format: ChatFormat
 ) -> Iterator[list[Encoded] | BadRecord]:
     total = 0
-    for start in range(0, len(found), _AT_ONCE):
+    for start in range(0, len(records), _AT_ONCE):
         if enough is not None and total >= enough:
             return
-        group = found[start : start + _AT_ONCE]
+        group = records[start : start + _AT_ONCE]
         texts = _texts(tokenizer, [each for each in group if isinstance(each, Document)])
         chats = _chats(tokenizer, [each for each in group if isinstance(each, Conversation)], chat_format)
         for each in group:

@@ -58,17 +58,17 @@ def load_prompts(
     if chat and file is None:
         return _first_turns(data, model, count, seed)
     if file is None:
-        found: list[Any] = cut_prompts(records.read(data.data, data.strict), model.tokenizer, count, length, seed)
+        texts: list[Any] = cut_prompts(records.read(data.data, data.strict), model.tokenizer, count, length, seed)
     else:
-        found = [question.turns[0] for question in read_questions(file, count)]
-    encoded, room = encode(found, model, chat, data.format), model.config.model.usable_length
+        texts = [question.turns[0] for question in read_questions(file, count)]
+    encoded, room = encode(texts, model, chat, data.format), model.config.model.usable_length
     for i, prompt in enumerate(encoded):
         if len(prompt) >= room:
             raise ValueError(
                 f"prompt {i} has {len(prompt)} tokens and the model has {room} positions, so there is no room for new "
                 "tokens; shorten the prompt, or lower --prompt-tokens"
             )
-    messages = [(*system_of(data.format), Message(USER, text)) if chat else () for text in found]
+    messages = [(*system_of(data.format), Message(USER, text)) if chat else () for text in texts]
     return list(map(Prompt, encoded, messages))
 
 
@@ -97,12 +97,12 @@ def _first_turns(data: Data, model: Checkpoint, count: int, seed: int) -> list[P
         if len(tokens) < model.config.model.usable_length:
             results.append(Prompt(tokens, (*system_of(data.format), *begin)))
             fitting += 1
-    if not (found := usable(results, data.strict)):
+    if not (prompts := usable(results, data.strict)):
         raise ValueError(
             f"--chat takes the first turns of conversations, and {data.data} has none that fit; leave --chat out for "
             "plain text"
         )
-    return found
+    return prompts
 
 
 def hash_of(prompts: Sequence[Prompt | Request]) -> dict[str, str]:
@@ -125,7 +125,7 @@ def greedy_requests(model: Checkpoint, settings: Calibrator | SkipSearch, file: 
     return [Request(list(prompt), SamplingParams(max_new_tokens=left(prompt))) for prompt in different]
 
 
-def cut_prompts(found: records.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
+def cut_prompts(texts: records.Texts, tokenizer: Any, count: int, length: int, seed: int) -> list[list[int]]:
     """Token ids of `count` pieces of the data, each of up to `length` tokens and usually BOS.
 
     A piece starts with the line of a random character of the training text; all are equally likely. The first
@@ -133,7 +133,7 @@ def cut_prompts(found: records.Texts, tokenizer: Any, count: int, length: int, s
 
     Raises ValueError if there are conversations.
     """
-    kept, _ = records.split(found)
+    kept, _ = records.split(texts)
     documents = [each for each in kept if isinstance(each, Document)]
     if len(documents) < len(kept):
         raise ValueError(

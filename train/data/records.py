@@ -164,8 +164,8 @@ def _record(name: str, value: Any) -> Document | Conversation | BadRecord:
 
 def _system_prompt(record: dict[str, Any]) -> list[Message]:
     """A message with each system prompt that is beside a record's messages."""
-    found = [record[key] for key in _SYSTEM if record.get(key) not in (None, "")]
-    return [Message(SYSTEM, _string("its system prompt", prompt)) for prompt in found]
+    prompts = [record[key] for key in _SYSTEM if record.get(key) not in (None, "")]
+    return [Message(SYSTEM, _string("its system prompt", prompt)) for prompt in prompts]
 
 
 def _messages(key: str, turns: Any, role: str, content: str) -> tuple[Message, ...]:
@@ -235,7 +235,7 @@ def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
     return good
 
 
-def split(found: Texts) -> tuple[Texts, Texts]:
+def split(texts: Texts) -> tuple[Texts, Texts]:
     """(training text, held-out text). Nothing is held out where the names would hold out everything."""
-    kept = [each for each in found if not is_held_out(each.name)]
-    return (kept, [each for each in found if is_held_out(each.name)]) if kept else (found, [])
+    kept = [text for text in texts if not is_held_out(text.name)]
+    return (kept, [text for text in texts if is_held_out(text.name)]) if kept else (texts, [])

@@ -28,19 +28,19 @@ def grams(words: Sequence[str], length: int = 4) -> list[Gram]:
 
 def loops(words: Sequence[str]) -> bool:
     """Whether a text repeats itself, on the whole or at its end."""
-    distinct = lambda found: len(set(found)) / len(found) if found else 1.0
+    distinct = lambda runs: len(set(runs)) / len(runs) if runs else 1.0
     return min(distinct(grams(words)), distinct(grams(words[-TAIL:]))) < LOOP
 
 
 def of_questions(files: Iterable[str | Path]) -> set[Gram]:
     """Runs of words of all turns and worked answers of question files. Raises ValueError as `read_questions`."""
-    found: set[Gram] = set()
+    runs: set[Gram] = set()
     for file in files:
         for question in read_questions(file):
             for text in (*question.turns, *question.worked):
                 words = words_of(text)
-                found.update(grams(words, min(SHARED, len(words))) if len(words) >= WHOLE else ())
-    return found
+                runs.update(grams(words, min(SHARED, len(words))) if len(words) >= WHOLE else ())
+    return runs
 
 
 @dataclasses.dataclass
@@ -58,17 +58,17 @@ class Screen:
     def screened(self, line: dict[str, Any]) -> dict[str, Any]:
         """The line of a text, which counts from now on; or one with the reason why it is left out."""
         own, whole = _words(line)
-        found = grams(own)
+        runs = grams(own)
         if not (line["messages"][-1]["content"] if "messages" in line else line["text"]).strip():
             return {LEFT_OUT: "empty"}  # which training refuses
         if any(not self.excluded.isdisjoint(grams(words, length)) for words in whole for length in self._lengths):
             return {LEFT_OUT: "near an excluded question"}
-        if not self.repeats and found and sum(each not in self.seen for each in found) < FRESH * len(found):
+        if not self.repeats and runs and sum(each not in self.seen for each in runs) < FRESH * len(runs):
             return {LEFT_OUT: "repeating other texts"}
         if (looping := loops(own)) and self.looping + 1 > self.most_loops * (self.texts + 1):
             return {LEFT_OUT: "looping"}
-        self.texts, self.looping, self.total = self.texts + 1, self.looping + looping, self.total + len(found)
-        self.seen.update(found)
+        self.texts, self.looping, self.total = self.texts + 1, self.looping + looping, self.total + len(runs)
+        self.seen.update(runs)
         return line
 
     @functools.cached_property

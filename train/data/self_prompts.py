@@ -1,8 +1,8 @@
-"""User turns that a target writes itself, in Magpie's way (arXiv:2406.08464).
+"""User turns that a target generates, as in Magpie (arXiv:2406.08464).
 
-After the header of the user's message in the chat template, a chat model writes what users write. A system message
-names a topic, another one for each turn in a row, because a small model repeats itself without one. The answer's prompt
-has no such message.
+After the header of the user's message in the chat template, a chat model continues with a user's message. A system
+message names a topic, another one for each turn in a row, because a small model repeats itself without one. The
+answer's prompt has no such message.
 """
 
 import contextlib
@@ -38,10 +38,9 @@ def headers(model: Checkpoint, chat_format: ChatFormat, count: int) -> list[Prom
     Raises ValueError if there is no chat template, or it does not take the format.
     """
     encode("x", model, True, chat_format)  # its errors are sentences
-    begun = [
-        model.tokenizer.encode(_around(model, chat_format, topic)[0], add_special_tokens=False) for topic in TOPICS
-    ]
-    return [Prompt(begun[number % len(begun)]) for number in range(count)]
+    text_before = lambda topic: _around(model, chat_format, topic)[0]
+    by_topic = [model.tokenizer.encode(text_before(topic), add_special_tokens=False) for topic in TOPICS]
+    return [Prompt(by_topic[number % len(by_topic)]) for number in range(count)]
 
 
 def prompt_after(
@@ -52,8 +51,8 @@ def prompt_after(
     None if the turn is empty, leaves no room, or has no end: EOS or, in some templates, a marker in the text.
     """
     text, end = text_of(model.tokenizer, list(tokens), header.tokens), _around(model, chat_format, TOPICS[0])[1]
-    turn, found, _ = text.partition(end) if end else (text, "", "")
-    if not (turn := turn.strip()) or not (ended or found):
+    turn, marker, _ = text.partition(end) if end else (text, "", "")
+    if not (turn := turn.strip()) or not (ended or marker):
         return None
     (encoded,) = encode([turn], model, True, chat_format)
     messages = (*system_of(chat_format), Message(USER, turn))

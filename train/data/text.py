@@ -72,9 +72,9 @@ def documents(folder: Path, pattern: str = "*", without: Collection[str] = ()) -
     if other := [name for name, text in files if text is None]:
         more = f" and {len(other) - _SHOWN} more" if len(other) > _SHOWN else ""
         say(f"left out {len(other)} of {len(files)} files, which are not UTF-8 text: {', '.join(other[:_SHOWN])}{more}")
-    if not (found := [Document(name, text) for name, text in files if text]):
+    if not (texts := [Document(name, text) for name, text in files if text]):
         raise ValueError(f"{folder} holds no text: no file in it is UTF-8 and not empty")
-    return found
+    return texts
 
 
 def document(path: Path) -> Document:

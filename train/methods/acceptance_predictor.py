@@ -1,4 +1,4 @@
-"""`jaxspec-train calibrator`: will the target accept the token just drafted? (EESD, arXiv:2406.03853, Eq. 5)
+"""`jaxspec-train calibrator`: fits Cali-TS's predictor of acceptance (EESD, arXiv:2406.03853, Eq. 5).
 
 The labels come from greedy decoding with chains of fixed length. Each round gives the comparisons that verification
 really made, up to the first rejected draft. A controller records the hidden states, those that Cali-TS receives.
@@ -39,7 +39,7 @@ from jaxspec.train.run.folder import as_typed, default_out, hashes, open_run, ru
 
 HELD_OUT = 10  # one text in this many is held out
 _EVERY = 50  # steps between measurements
-_FEW = 20.0  # factor of the learning rate for the weights [2, 2] of the top probability; the hidden states have many
+_TOP_RATE = 20.0  # factor of the learning rate for the few weights of the top probability, [2, 2]
 
 
 def train(settings: Calibrator) -> AcceptancePredictor:
@@ -136,7 +136,7 @@ class Labels:
     draft_hidden: Float[Array | np.ndarray, "R levels E"]  # the hidden state from which each token was drafted
     log_top: Float[Array | np.ndarray, "R levels"]  # log of the largest probability in each token's distribution
     accepted: Bool[Array | np.ndarray, "R levels"]  # whether the target accepted the token
-    compared: Bool[Array | np.ndarray, "R levels"]  # whether the target judged the token: all before it were accepted
+    compared: Bool[Array | np.ndarray, "R levels"]  # whether verification reached the token: all before were accepted
 
 
 def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder: Path) -> Labels:
@@ -146,21 +146,21 @@ def collect(engine: Engine, requests: Sequence[Request], batch_size: int, folder
     """
     if is_first():
         folder.mkdir(exist_ok=True)
-    there, parts = broadcast_from_first(lambda: [file.name for file in folder.glob("*.npz")]), list[Labels]()
-    before = min(len(there) * batch_size, len(requests))
+    stored, parts = broadcast_from_first(lambda: [file.name for file in folder.glob("*.npz")]), list[Labels]()
+    before = min(len(stored) * batch_size, len(requests))
     with progress("text", len(requests), before) as shown:
         for first in range(0, len(requests), batch_size):
-            some = requests[first : first + batch_size]
+            batch = requests[first : first + batch_size]
             file = folder / f"{first:08d}.npz"
-            if file.name not in there:
-                labels = labels_of(engine, some)
+            if file.name not in stored:
+                labels = labels_of(engine, batch)
                 if is_first():
                     np.savez(content := io.BytesIO(), **vars(dataclasses.replace(labels, text=labels.text + first)))
                     write_whole(file, content.getvalue())
                 wait()
-                shown.report(first + len(some))
-            with np.load(io.BytesIO(file.read_bytes())) as stored:
-                parts.append(Labels(**stored))
+                shown.report(first + len(batch))
+            with np.load(io.BytesIO(file.read_bytes())) as arrays:
+                parts.append(Labels(**arrays))
     return join(parts)
 
 
@@ -170,9 +170,9 @@ def labels_of(engine: Engine, requests: Sequence[Request]) -> Labels:
     while not (rounds and session.finished):  # texts may end with their first token, before any round
         session.advance(rounds=1)
         rounds.append(fetch(session.state.controller))
-    found: Recording = jax.tree.map(lambda *each: np.stack(each, axis=1), *rounds)
-    whole = np.arange(len(rounds)) < (found.committed > 0).sum(axis=1, keepdims=True) - 1
-    kept: Recording = jax.tree.map(lambda array: array[whole], found)
+    recorded: Recording = jax.tree.map(lambda *each: np.stack(each, axis=1), *rounds)
+    whole = np.arange(len(rounds)) < (recorded.committed > 0).sum(axis=1, keepdims=True) - 1
+    kept: Recording = jax.tree.map(lambda array: array[whole], recorded)
     accepted, level = kept.committed[:, None] - 1, np.arange(kept.log_top.shape[1])  # all but the bonus token
     return Labels(
         text=np.nonzero(whole)[0],
@@ -203,11 +203,11 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     random: Any = AcceptancePredictor(width, narrow, rngs=nnx.Rngs(settings.seed), inputs=settings.inputs)
     weights = jax.tree.map(jnp.zeros_like, random)  # it is linear, so it can start from zeros
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps, 0.1)
-    few = jax.tree_util.tree_map_with_path(lambda path, _: "top" in jax.tree_util.keystr(path), weights)
-    optimizer = optax.chain(optax.adamw(schedule, weight_decay=0.01), optax.masked(optax.scale(_FEW), few))
+    of_top = jax.tree_util.tree_map_with_path(lambda path, _: "top" in jax.tree_util.keystr(path), weights)
+    optimizer = optax.chain(optax.adamw(schedule, weight_decay=0.01), optax.masked(optax.scale(_TOP_RATE), of_top))
 
     @jax.jit
-    def some_steps(weights: Any, moments: Any, rows: Array, labels: Labels) -> Any:
+    def run_steps(weights: Any, moments: Any, rows: Array, labels: Labels) -> Any:
         def step(carry, chosen):
             weights, moments = carry
             part = jax.tree.map(lambda array: array[chosen], labels)
@@ -221,9 +221,9 @@ def fit(labels: Labels, held_out: Labels, settings: Calibrator) -> tuple[Accepta
     best, lowest = weights, float("inf")
     for _ in range(0, settings.steps, _EVERY):
         rows = jnp.asarray(rng.integers(len(accepted), size=(_EVERY, settings.rounds)))
-        weights, moments = some_steps(weights, moments, rows, labels)
-        if (found := float(measure(weights, held_out))) < lowest:
-            best, lowest = weights, found
+        weights, moments = run_steps(weights, moments, rows, labels)
+        if (held_out_loss := float(measure(weights, held_out))) < lowest:
+            best, lowest = weights, held_out_loss
     if not np.isfinite(lowest):
         raise ValueError("the loss of the predictor is not finite at any step; lower --learning-rate")
     share = float(np.asarray(held_out.accepted)[np.asarray(held_out.compared)].mean())

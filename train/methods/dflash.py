@@ -108,14 +108,14 @@ def loss(
                 lost += optax.sigmoid_binary_cross_entropy(odds.reshape(rate.shape), rate)
         right = valid & (logits.argmax(-1) == label)
         counts = blocks.real.sum() if objective.weighting == "d-pace" else weight.sum()
-        number = lambda which: which.sum((0, 1), jnp.int32)
+        number = lambda flags: flags.sum((0, 1), jnp.int32)
         return (weight * lost).sum(), counts.astype(jnp.float32), number(right), number(valid)
 
     chunks = in_chunks(draw(segment, counted, objective.anchors, key), max(1, _ROWS // head.options.block))
     total, count, right, rows = (of_chunks.sum(axis=0) for of_chunks in jax.lax.map(of_chunk, chunks))
-    alphas = {f"alpha_{k}": found for k, found in enumerate(right.astype(jnp.float32))}
-    shared = {f"alpha_{k}/rows": found for k, found in enumerate(rows.astype(jnp.float32))}
-    return total, {"count": count, **alphas, **shared}
+    alphas = {f"alpha_{k}": value for k, value in enumerate(right.astype(jnp.float32))}
+    counts = {f"alpha_{k}/rows": value for k, value in enumerate(rows.astype(jnp.float32))}
+    return total, {"count": count, **alphas, **counts}
 
 
 def draft(
@@ -147,10 +147,10 @@ def draw(segment: Int[Array, "B T"], counted: Bool[Array, "B T"], count: int, ke
     if key is not None:
         score, anchor = jax.lax.top_k(jnp.where(may, jax.random.uniform(key, may.shape, jnp.float32), -1.0), count)
         return Blocks(anchor=anchor, real=score >= 0)
-    found = may.sum(axis=1, keepdims=True)
-    place = (jnp.arange(count) * jnp.maximum(found / count, 1.0)).astype(jnp.int32)
+    possible = may.sum(axis=1, keepdims=True)
+    place = (jnp.arange(count) * jnp.maximum(possible / count, 1.0)).astype(jnp.int32)
     order = jnp.argsort(~may, axis=1, stable=True)
-    return Blocks(anchor=jnp.take_along_axis(order, place, axis=1), real=place < found)
+    return Blocks(anchor=jnp.take_along_axis(order, place, axis=1), real=place < possible)
 
 
 def in_chunks(blocks: Blocks, size: int) -> Blocks:

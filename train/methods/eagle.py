@@ -37,13 +37,13 @@ def loss(
     """
     tokens, segment = jnp.asarray(batch.tokens), jnp.asarray(batch.segment)
     features, _ = target_features(target, batch)
-    given, goal = features[:, :-2], features[:, 1:-1]
+    inputs, goal = features[:, :-2], features[:, 1:-1]
     if key is not None and objective.noise:
         span = objective.noise * (512 / tokens.shape[1] if objective.noise_scale == "length" else 1.0)
-        given += jax.random.uniform(key, given.shape, given.dtype, -span, span)
+        inputs += jax.random.uniform(key, inputs.shape, inputs.dtype, -span, span)
     paired, document = tokens[:, 1:-1] if head.shifted else tokens[:, :-2], segment[:, :-2]
     angles = rotary(head.config, positions(document))
-    predicted, _ = head(target, paired, given, angles, over_documents(document))
+    predicted, _ = head(target, paired, inputs, angles, over_documents(document))
     regression = optax.huber_loss(predicted.astype(jnp.float32), goal.astype(jnp.float32)).mean(-1)
     target_logits, drafts = target.logits(goal), target.logits(predicted)
     cross_entropy = optax.softmax_cross_entropy(drafts, jax.nn.softmax(target_logits))

@@ -44,8 +44,7 @@ def train(settings: options.Eagle3) -> Eagle3Head:
 
 
 def chosen(packed: Windows, target: Checkpoint, size: int) -> list[int]:
-    """The draft vocabulary: the ids of the `size` most frequent tokens that count in training, ascending. It always has
-    the EOS tokens."""
+    """The draft vocabulary: ascending ids of EOS and the most frequent tokens that count in training, `size` in all."""
     parts = (take(packed, slice(start, start + _ROWS)) for start in range(0, len(packed.tokens), _ROWS))
     counts = token_counts(parts, target.config.model.vocab_size)
     return draft_vocabulary.most_frequent(counts, size, always=target.config.eos).tolist()
@@ -60,9 +59,9 @@ def initial(target: Llama, random: Eagle3Head) -> Eagle3Head:
         params, table = module_to_dict(random), target.embedding[...].astype(jnp.float32)
         noise = jax.random.normal(jax.random.key(0), params["embedding"].shape, jnp.float32)
         return dict_to_module(random, {**params, "embedding": table.std() * noise})
-    begun = heads.copies(module_to_dict(target), {LM_HEAD: LM_HEAD, "norm": "norm"})
-    begun[LM_HEAD] = begun[LM_HEAD][:, random.ids]
-    return dict_to_module(random, {**module_to_dict(random), **begun})
+    copied = heads.copies(module_to_dict(target), {LM_HEAD: LM_HEAD, "norm": "norm"})
+    copied[LM_HEAD] = copied[LM_HEAD][:, random.ids]
+    return dict_to_module(random, {**module_to_dict(random), **copied})
 
 
 def loss(
@@ -96,7 +95,7 @@ def loss(
         total += objective.decay**k * lost
         rows.append(valid.sum().astype(jnp.float32))
         right.append(agrees)
-    alphas = {f"alpha_{k}": found for k, found in enumerate(right)}
+    alphas = {f"alpha_{k}": count for k, count in enumerate(right)}
     return total, {"count": rows[0], **alphas, **{f"alpha_{k}/rows": count for k, count in enumerate(rows)}}
 
 
@@ -109,9 +108,9 @@ def unroll(
     count: int,
 ) -> list[Float[Array, "B T D"]]:
     """The outputs of `count` drafting steps: in step k, row i reads token i + 1 + k and its output of step k - 1."""
-    at, steps, made = positions(segment), (), []
+    at, steps, outputs = positions(segment), (), []
     for k in range(count):
         angles = rotary(head.config, at + k)
         features, steps = head(target, ahead(tokens, 1 + k), features, angles, over_steps(segment, steps, head.window))
-        made.append(features)
-    return made
+        outputs.append(features)
+    return outputs

@@ -52,9 +52,9 @@ def bottom_config(model: LlamaConfig, first: int) -> LlamaConfig:
 def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dtype) -> Llama:
     """Reads only the embedding and the first layers of a checkpoint."""
     cut = parameters.abstract(bottom_config(config.model, first), config.quantize)
-    found = parameters.read_arrays(path / "params", module_to_dict(cut).keys())
-    as_wanted = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
-    return dict_to_module(cut, {name: as_wanted(name, array) for name, array in found.items()})
+    arrays = parameters.read_arrays(path / "params", module_to_dict(cut).keys())
+    convert = lambda name, array: jnp.asarray(array, None if is_quantized(name) else dtype)
+    return dict_to_module(cut, {name: convert(name, array) for name, array in arrays.items()})
 
 
 def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
@@ -73,8 +73,8 @@ def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
 def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
     """The target's parameter that initialises each parameter of the head."""
     offset = model.num_layers - len(head.layers)
-    moved = lambda found: f"layers.{int(found[1]) + offset}."
-    return {name: re.sub(r"^layers\.(\d+)\.", moved, name) for name in module_to_dict(head)}
+    shifted = lambda match: f"layers.{int(match[1]) + offset}."
+    return {name: re.sub(r"^layers\.(\d+)\.", shifted, name) for name in module_to_dict(head)}
 
 
 def load(path: Path, dtype: str, mesh: Mesh | None = None, *, first: int | None) -> Checkpoint:

@@ -41,8 +41,8 @@ def initial(target: Llama, tap: int) -> EddHead:
     """A head initialised with the target's embedding, first layer, final norm and LM head.
 
     The paper initialises embedding and LM head this way and does not mention the layer. The target's first layer was
-    trained on embeddings. On the builtin model it leads to a held-out loss of 1.22 after 100 steps; a random layer to
-    1.56, the layer after the tap to 2.72, the last layer to 2.64.
+    trained on embeddings. On the builtin model it led to a lower held-out loss than a random layer, the layer after the
+    tap, and the last layer.
     """
     drafter = Edd()
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, tap=tap), nnx.Rngs(0)))

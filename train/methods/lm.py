@@ -62,16 +62,16 @@ def train(settings: Lm) -> None:
     model = shape(
         settings.vocab_size, settings.layers, settings.hidden_size, settings.head_dim, settings.context, settings.tied
     )
-    found = records.read(settings.data.data, settings.data.strict)
+    texts = records.read(settings.data.data, settings.data.strict)
     typed = as_typed("lm", settings, training_dtype(recipe.dtype).name)
     with (
         open_run(run_folder(out, settings.run_dir), typed) as run,
         staged(out, memory.required_bytes(model, dtype)) as folder,
     ):
         if is_whole(run.data):
-            dataset.warn_of_changes(run.data, dataset.Sources(found))
+            dataset.warn_of_changes(run.data, dataset.Sources(texts))
         else:
-            learn(run.data, found, model, recipe)
+            learn(run.data, texts, model, recipe)
         packed, held_out = dataset.load(run.data)
         measure = None if held_out is None else measurement(loss, held_out, recipe, frozen=None)
         initial = Llama(model, rngs=nnx.Rngs(recipe.seed))
@@ -96,18 +96,18 @@ def write_checkpoint(config: CheckpointConfig, tokenizer_from: Path, folder: Pat
     config_json.write_config(folder, config)
 
 
-def learn(place: Path, found: records.Texts, model: LlamaConfig, recipe: Recipe) -> None:
+def learn(place: Path, texts: records.Texts, model: LlamaConfig, recipe: Recipe) -> None:
     """Learns the tokenizer and packs the text into `place`, from which a resumed run reads them."""
-    if any(isinstance(each, Conversation) for each in found):
+    if any(isinstance(text, Conversation) for text in texts):
         raise ValueError("the data holds conversations, but the new tokenizer has no chat template; give plain text")
-    kept, _ = records.split(found)
+    kept, _ = records.split(texts)
     say(f"learning a vocabulary of {model.vocab_size} tokens from {len(kept)} files")
     with staged(place, 0) as folder:
         (folder / "tokenizer").mkdir()
-        learnt = tokenizer.learn([each.text for each in kept if isinstance(each, Document)], model.vocab_size)
+        learnt = tokenizer.learn([text.text for text in kept if isinstance(text, Document)], model.vocab_size)
         tokenizer.save(learnt, folder / "tokenizer", model.max_length)
-        read_again = load_tokenizer(folder / "tokenizer")
-        dataset.prepare(folder, read_again, dataset.Sources(found), model.max_length, recipe, model.vocab_size)
+        loaded = load_tokenizer(folder / "tokenizer")
+        dataset.prepare(folder, loaded, dataset.Sources(texts), model.max_length, recipe, model.vocab_size)
 
 
 def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None, layer_dropout: float = 0.0) -> Summed:

@@ -70,10 +70,10 @@ def search(settings: SkipSearch) -> SkipMask:
             if first:
                 log.append(lines)
         objective = objective_of(model, method, settings.objective, requests, lines[0]["costs"])
-        found = [Trial.from_json(line, layers) for line in lines[1:]]
-        run_trials(found, layers, settings, objective, log)
-        found = found[: settings.trials]
-        best = max(found, key=lambda each: each.speedup)
+        trials = [Trial.from_json(line, layers) for line in lines[1:]]
+        run_trials(trials, layers, settings, objective, log)
+        trials = trials[: settings.trials]
+        best = max(trials, key=lambda each: each.speedup)
         compared = {"searched": best}
         for name, skips in strategies(best.skips, settings.seed).items():
             compared[name] = objective(skips)
@@ -83,9 +83,9 @@ def search(settings: SkipSearch) -> SkipMask:
         counts = lambda skips: [str(sum(skips.attention)), str(sum(skips.mlp))]
         rows = [(name, numbers(each.skips), each) for name, each in compared.items()]
         show("blocks left out", f"speedup,\n{settings.objective}", rows)
-        show("trials", "speedup", [(str(count), counts(each.skips), each) for count, each in best_so_far(found)])
+        show("trials", "speedup", [(str(count), counts(each.skips), each) for count, each in best_so_far(trials)])
         if first:
-            draw_figure(found, best.skips, run.folder / "search.svg")
+            draw_figure(trials, best.skips, run.folder / "search.svg")
             with deferred():
                 write_skip_set(folder, model.config, best.skips, chat_args)
     if best.speedup <= 1:
@@ -137,21 +137,21 @@ def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
     return {name: skip(layers, *map(chosen, counts)) for name, chosen in choose.items()}
 
 
-def run_trials(found: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
-    """Adds trials to `found` until there are `settings.trials`, and writes each to the log.
+def run_trials(trials: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
+    """Adds trials to `trials` until there are `settings.trials`, and writes each to the log.
 
     The first process suggests the sets for all: on another processor the last bits of a fit may differ.
     """
-    before = len(found)
-    suggested = lambda: skip_suggestion.suggest(found, 2 * num_layers, settings.seed).tolist()
+    before = len(trials)
+    suggested = lambda: skip_suggestion.suggest(trials, 2 * num_layers, settings.seed).tolist()
     with progress("trial", settings.trials, before) as shown:
         for number in range(before, settings.trials):
             switches = broadcast_from_first(suggested)
             skips = SkipMask(attention=tuple(switches[:num_layers]), mlp=tuple(switches[num_layers:]))
-            found.append(objective(skips))
+            trials.append(objective(skips))
             if is_first():
-                log.append([found[-1].to_json()])
-            shown.report(number + 1, f"best so far {describe(max(found, key=lambda each: each.speedup))}")
+                log.append([trials[-1].to_json()])
+            shown.report(number + 1, f"best so far {describe(max(trials, key=lambda each: each.speedup))}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,12 +181,12 @@ def measure_costs(model: Checkpoint, method: Method, requests: Sequence[Request]
     none, all_ = (), range(layers)
     sets = {"whole": (none, none), "no attention": (all_, none), "no mlp": (none, all_), "bare": (all_, all_)}
     engines = {name: Engine(model, method, draft=skip(layers, *each).traced()) for name, each in sets.items()}
-    found = piece_costs({**engines, "plain": Engine(model, "plain")}, requests)
-    whole, no_attention, no_mlp, bare = (found[name].level for name in sets)
+    costs = piece_costs({**engines, "plain": Engine(model, "plain")}, requests)
+    whole, no_attention, no_mlp, bare = (costs[name].level for name in sets)
     # Each kind is measured twice, with and without the other kind. Their sum must not exceed the time of both.
     both = max(whole - bare, 0.0)
     attention = min(max((whole - no_attention + no_mlp - bare) / 2, 0.0), both)
-    return BlockCosts(**vars(found["whole"]), attention=attention / layers, mlp=(both - attention) / layers)
+    return BlockCosts(**vars(costs["whole"]), attention=attention / layers, mlp=(both - attention) / layers)
 
 
 def objective_of(
@@ -201,15 +201,15 @@ def objective_of(
     def objective(skips: SkipMask) -> Trial:
         drafting = Engine(model, method, draft=skips.traced())
         if kind == "measured":
-            found, seconds = timed(drafting, requests)
+            results, seconds = timed(drafting, requests)
             speedup = ratio(costs["plain"], seconds)
         else:
             verify = {int(nodes): seconds for nodes, seconds in costs["verify"].items()}  # JSON made them strings
             pieces = BlockCosts(**{**costs, "verify": verify}).of_pieces(skips)
             sizes = method.speculation(greedy=True, tree_sizes=drafting.tree_sizes).verify_sizes
-            found = drafting.run(requests)
-            speedup = run_costs([[each.history] for each in found], pieces, sizes).speedup  # batches of one
-        counts = statistics_of([each.history for each in found])
+            results = drafting.run(requests)
+            speedup = run_costs([[each.history] for each in results], pieces, sizes).speedup  # batches of one
+        counts = statistics_of([each.history for each in results])
         return Trial(skips, speedup, counts.acceptance_rate, counts.tau)
 
     return objective
@@ -220,9 +220,9 @@ def timed(decoding: Engine, requests: Sequence[Request]) -> tuple[list[Generatio
 
     With several processes, these are the seconds of the slowest.
     """
-    found = [warm(decoding, [request], [None])[0] for request in requests]
-    tokens = statistics_of([each.history for each in found]).tokens
-    return found, largest(ratio(sum(each.decode_seconds for each in found), tokens))
+    results = [warm(decoding, [request], [None])[0] for request in requests]
+    tokens = statistics_of([each.history for each in results]).tokens
+    return results, largest(ratio(sum(each.decode_seconds for each in results), tokens))
 
 
 def describe(best: Trial) -> str:

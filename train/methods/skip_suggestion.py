@@ -1,4 +1,4 @@
-"""Which skip set to try next: Bayesian optimisation over binary switches (Draft & Verify, arXiv:2309.08168, §3.3).
+"""Suggests the next skip set to try: Bayesian optimisation over switches (Draft & Verify, arXiv:2309.08168, §3.3).
 
 The switches are relaxed to [0, 1]. A Gaussian process models the results so far on this cube. Only its corners are
 tried, because all points that round to the same corner are the same set.
@@ -93,9 +93,9 @@ def check_installed() -> None:
 
 def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) -> Corners:
     """Sets that differ from one of the parents in a few switches."""
-    found = np.array(parents)[rng.integers(len(parents), size=count)]
-    rank = rng.random(found.shape).argsort(axis=1).argsort(axis=1)
-    return found ^ (rank < rng.integers(1, _FLIPS + 1, size=(count, 1)))
+    chosen = np.array(parents)[rng.integers(len(parents), size=count)]
+    rank = rng.random(chosen.shape).argsort(axis=1).argsort(axis=1)
+    return chosen ^ (rank < rng.integers(1, _FLIPS + 1, size=(count, 1)))
 
 
 def expected_improvement(

@@ -67,8 +67,9 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
     Raises ValueError if the folder holds features of another target or text, or other taps; DiskFullError.
     """
     shape = (*packed.tokens.shape, target.config.hidden_size)
-    of = fingerprint(target, packed.tokens, packed.segment)
-    about = {"dtype": target.dtype.name, "the hash of target and text": of, "the layers": [*taps], "shape": [*shape]}
+    content = fingerprint(target, packed.tokens, packed.segment)
+    settings = {"dtype": target.dtype.name, "the hash of target and text": content, "the layers": [*taps]}
+    settings["shape"] = [*shape]
     file = folder / "features.json"
     if processes.is_first() and not file.exists():
         size = int(np.prod(shape)) * target.dtype.itemsize * (1 + len(taps))
@@ -77,9 +78,9 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
         if any(folder.glob(_FILES)):
             raise ValueError(f"{folder} holds features but no {file.name}; name another folder with --cache-features")
         check_room(file, size)
-        write_whole(file, json.dumps(about) + "\n")  # before any window
+        write_whole(file, json.dumps(settings) + "\n")  # before any window
     processes.wait()
-    check_same_settings(folder, json.loads(file.read_text(encoding="utf-8")), about, "another --cache-features")
+    check_same_settings(folder, json.loads(file.read_text(encoding="utf-8")), settings, "another --cache-features")
     known = np.zeros(len(packed.tokens), bool)
     stored = lambda: [int(file.stem.partition("-")[2]) for file in folder.glob(_FILES)]
     known[processes.broadcast_from_first(stored)] = True

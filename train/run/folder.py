@@ -56,13 +56,10 @@ def as_typed(name: str, settings: Any, dtype: str) -> dict[str, Any]:
 
 def hashes(target: Path, head: str | None = None) -> dict[str, str]:
     """What a run depends on beside its settings: the weights, of a head too, and the tokenizer."""
-    found = weights_of(target, [head])
-    by_head = {f"the hash of {name}": value for name, value in found["heads_sha256"].items()}
-    return {
-        "the hash of the target": found["params_sha256"],
-        "the tokenizer's hash": found["tokenizer_sha256"],
-        **by_head,
-    }
+    weights = weights_of(target, [head])
+    by_head = {f"the hash of {name}": value for name, value in weights["heads_sha256"].items()}
+    of_target = {"the hash of the target": weights["params_sha256"]}
+    return {**of_target, "the tokenizer's hash": weights["tokenizer_sha256"], **by_head}
 
 
 def default_out(folder: Path, what: str) -> Path:
@@ -117,18 +114,18 @@ def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
 
 def _names(folder: Path) -> set[str]:
     """The names in a folder, if there is one, without temporary names (`atomic`) of what a run writes."""
-    found = [path.name for path in folder.iterdir()] if folder.exists() else []
+    names = [path.name for path in folder.iterdir()] if folder.exists() else []
     is_part = lambda name: name.endswith(".part") and any(name.startswith(f".{entry}.") for entry in _ENTRIES)
-    return {name for name in found if not is_part(name)}
+    return {name for name in names if not is_part(name)}
 
 
 def _settings(file: Path) -> dict[str, Any]:
     """The settings of the run in a folder. Raises ValueError if they cannot be read, or are of something else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        settings = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read: {error}; remove {file.parent} to start again") from error
-    ours = lambda name: name == "command" or name.startswith(("--", "the "))
-    if not isinstance(found, dict) or "command" not in found or not all(map(ours, found)):
+    of_run = lambda name: name == "command" or name.startswith(("--", "the "))
+    if not isinstance(settings, dict) or "command" not in settings or not all(map(of_run, settings)):
         raise ValueError(f"{file} is not of a run of jaxspec-train; name another folder with --run")
-    return found
+    return settings

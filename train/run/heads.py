@@ -198,6 +198,6 @@ def copies(params: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, A
     LM head of a tied target is its embedding, transposed.
     """
     names, tied = set(sources.values()), LM_HEAD not in map(whole_name, params)
-    found = dense(params, (names - {LM_HEAD}) | {"embedding"} if tied else names)
-    one = lambda source: found["embedding"].T if tied and source == LM_HEAD else found[source]
-    return {name: jnp.array(one(source), jnp.float32, copy=True) for name, source in sources.items()}
+    arrays = dense(params, (names - {LM_HEAD}) | {"embedding"} if tied else names)
+    array_of = lambda source: arrays["embedding"].T if tied and source == LM_HEAD else arrays[source]
+    return {name: jnp.array(array_of(source), jnp.float32, copy=True) for name, source in sources.items()}

@@ -35,8 +35,8 @@ def measurement(
     lost = mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate)
 
     def measure(params: Params) -> Measured:
-        found = {"loss": lost(params, frozen)} | ({} if chain is None else chain(params))
-        return {**found, "score": found.get("tau", -found["loss"])}
+        measured = {"loss": lost(params, frozen)} | ({} if chain is None else chain(params))
+        return {**measured, "score": measured.get("tau", -measured["loss"])}
 
     return measure
 
@@ -74,8 +74,8 @@ def measure_chain(model: Checkpoint, drafter: Drafter, held_out: Windows) -> Cal
         weights = optax.tree.cast(weights, model.target.dtype)
         placed = weights if model.mesh is None else move(weights, place_head(weights, model.mesh))
         texts = Engine(model, method, draft=placed).generate(prompts, max_new_tokens=min(NEW_TOKENS, room - length))
-        found = statistics_of([each.history for each in texts])
-        return {"tau": found.tau, "acceptance": list(found.acceptance_by_position)}
+        statistics = statistics_of([each.history for each in texts])
+        return {"tau": statistics.tau, "acceptance": list(statistics.acceptance_by_position)}
 
     return measure
 

@@ -85,8 +85,8 @@ def divergence(
     objective: Distillation, draft_logits: Float[Array, "*B V"], target_logits: Float[Array, "*B V"]
 ) -> Float[Array, "*B"]:
     """KL(target ‖ draft) of each token's distribution; `objective.teacher_temperature` divides the target's logits."""
-    taught = jax.nn.softmax(target_logits / objective.teacher_temperature)
-    return optax.kl_divergence(jax.nn.log_softmax(draft_logits), taught)
+    teacher = jax.nn.softmax(target_logits / objective.teacher_temperature)
+    return optax.kl_divergence(jax.nn.log_softmax(draft_logits), teacher)
 
 
 def counted_next(batch: Windows) -> Bool[Array, "B next"]:
