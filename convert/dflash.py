@@ -46,27 +46,27 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
     if not any(where.get("rope_theta") for where in (config.layers, *ropes)):
         raise CheckpointError(f"{config.file} gives no rope_theta, and projects disagree on its default; add its own")
     read_taps = _read_taps(config, taps, model.num_layers)
-    tensors = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
+    stored = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
     prefixed = {f"logit_head.{name}": name for name in _OURS.values()}  # early SpecForge's names of DSpark's terms
-    found = {prefixed.get(name, name): tensor for name, tensor in tensors.items()}
+    tensors = {prefixed.get(name, name): tensor for name, tensor in stored.items()}
     causal = _causal(config, windows or (0,) * model.num_layers)
     for key in _ASSERTED if config.layout == "DeepSpec" else _BLOCK:
         if config.given.get(key) is None:
             raise CheckpointError(f"{config.file} gives no {key}, which this head's own code requires; add it")
     settings = {
         **{ours: _whole(config, key) for key, ours in _BLOCK.items()},
-        **_terms(config, found),
+        **_terms(config, tensors),
         "anchor": _anchor(config) if rows is None else rows == "next",
         "causal": list(causal) if any(causal) else [],
         "windows": list(windows),
-        "draft_vocabulary": head_parts.read_draft_vocabulary(config, found, model.vocab_size),
-        "own_embedding": "embed_tokens.weight" in found,
-        "own_head": "lm_head.weight" in found,
+        "draft_vocabulary": head_parts.read_draft_vocabulary(config, tensors, model.vocab_size),
+        "own_embedding": "embed_tokens.weight" in tensors,
+        "own_head": "lm_head.weight" in tensors,
     }
     head = PublishedHead(
         config, Dflash(), "block head", model.vocab_size, model.hidden_size, settings, _published,
         model=model, options=DflashOptions, taps=read_taps,
-    ).with_tensors(found)  # fmt: skip
+    ).with_tensors(tensors)  # fmt: skip
     kind = DflashOptions.from_settings({**settings, "taps": [0]}).kind  # the taps may depend on the target
     return dataclasses.replace(head, title=f"{kind} head")
 
@@ -234,7 +234,7 @@ def _causal(config: PublishedConfig, windows: Sequence[int]) -> tuple[bool, ...]
     return tuple(slides)
 
 
-def _terms(config: PublishedConfig, found: Mapping[str, Tensor]) -> dict[str, Any]:
+def _terms(config: PublishedConfig, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """The settings about DSpark's terms. Raises CheckpointError where config and tensors disagree."""
     given, file, layout = config.given, config.file, config.layout
     speculators = given.get("speculators_model_type") == "dspark"
@@ -264,7 +264,7 @@ def _terms(config: PublishedConfig, found: Mapping[str, Tensor]) -> dict[str, An
         ("enable_confidence_head", enabled, "confidence_"),
     ):
         names = [name for name in _OURS.values() if name.startswith(part)]
-        held = [name for name in names if name in found]
+        held = [name for name in names if name in tensors]
         if bool(wanted) != bool(held):
             which = f"tensor {held[0]} is in the files" if held else f"tensor {names[0]} is missing"
             raise CheckpointError(f"{file} has {key} {wanted}, and {which}; {head_parts.INCOMPLETE}")

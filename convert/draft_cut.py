@@ -92,8 +92,8 @@ def read_ids(path: Path) -> list[int]:
     """Token ids from a JSON list, numbers separated by white space, or a list or tensor saved by PyTorch (FR-Spec)."""
     try:
         if path.suffix in (".pt", ".bin"):
-            found = readers.load_torch(path)
-            values = found if isinstance(found, list) else np.asarray(found).tolist()
+            loaded = readers.load_torch(path)
+            values = loaded if isinstance(loaded, list) else np.asarray(loaded).tolist()
         else:
             text = path.read_text(encoding="utf-8")
             values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
@@ -118,20 +118,20 @@ def cut_params(
 
     If the whole head has no LM head, `lm_head` gives the kernel [D, V] to cut, and `quantize` is its new dtype, if any.
     """
-    made: dict[str, np.ndarray] = {}
+    cut_arrays: dict[str, np.ndarray] = {}
     for name, leaf in module_to_dict(abstract).items():
         if name in params:
-            made[name] = params[name] if params[name].shape == leaf.shape else params[name][..., ids]
-        elif name not in made:
+            cut_arrays[name] = params[name] if params[name].shape == leaf.shape else params[name][..., ids]
+        elif name not in cut_arrays:
             packed = pack(whole_name(name), lm_head()[:, ids], quantize)
-            made |= {part: np.asarray(array) for part, array in packed.items()}
-    return {name: np.ascontiguousarray(array) for name, array in made.items()}
+            cut_arrays |= {part: np.asarray(array) for part, array in packed.items()}
+    return {name: np.ascontiguousarray(array) for name, array in cut_arrays.items()}
 
 
 def _lm_head(target: Path, goal: CheckpointConfig) -> np.ndarray:
     """The target's LM head, [D, V]."""
     name = "embedding" if goal.model.tie_embeddings else LM_HEAD
     stored = parameters.read_shapes(target / "params")
-    found = parameters.read_arrays(target / "params", [part for part in stored if whole_name(part) == name])
-    array = np.asarray(dense({part: jnp.asarray(values) for part, values in found.items()}, [name])[name])
+    arrays = parameters.read_arrays(target / "params", [part for part in stored if whole_name(part) == name])
+    array = np.asarray(dense({part: jnp.asarray(values) for part, values in arrays.items()}, [name])[name])
     return array.T if name == "embedding" else array

@@ -22,14 +22,14 @@ def plan(source: Path) -> PublishedHead:
     config = head_kinds.read(source, "eagle")
     wrapped = "model" in config.raw
     raw = config.raw["model"] if wrapped else config.raw
-    found = head_parts.open_head(source, [f"{_QUERY}.weight"])
-    lm_head, biased = found.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in found
+    tensors = head_parts.open_head(source, [f"{_QUERY}.weight"])
+    lm_head, biased = tensors.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in tensors
     model, _ = head_parts.shape_of(config, raw, model_type="llama")
     if model.num_layers != 1:
         raise CheckpointError(f"{config.file} has num_hidden_layers {model.num_layers}; an EAGLE head has one layer")
     # Old configs do not mention the biases of the layer, so the tensors decide.
     model = dataclasses.replace(
-        model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in found
+        model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in tensors
     )
     for key, held in {"bias": biased, "eagle_fc_bias": biased, "truncated_vocab_size": model.vocab_size}.items():
         if (given := {**raw, **config.raw}.get(key)) not in (None, held):
@@ -37,7 +37,7 @@ def plan(source: Path) -> PublishedHead:
     return PublishedHead(
         config, Eagle(), "EAGLE head, of EAGLE-1 or EAGLE-2", model.vocab_size, model.hidden_size,
         {"bias": biased, "own_embedding": True}, _published, model=model, lm_head=lm_head,
-    ).with_tensors(found)  # fmt: skip
+    ).with_tensors(tensors)  # fmt: skip
 
 
 def unsupported(head: OwnHead) -> Unsupported:

@@ -30,13 +30,13 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     model, windows = head_parts.shape_of(config, config.layers, any_width=True, **read_as)
     width = config.raw.get("target_hidden_size", model.hidden_size)
     read_taps, norms = _read_taps(config, taps), _norms(config)
-    found = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
-    if more := next(filter(_SECOND_LAYER.match, found), None):
+    tensors = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
+    if more := next(filter(_SECOND_LAYER.match, tensors), None):
         raise CheckpointError(f"{source} holds {more}, and an EAGLE-3 head that jaxspec reads has one layer")
-    qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in found)
+    qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in tensors)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
-    mask = head_parts.read_draft_vocabulary(config, found, model.vocab_size)
-    settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in found, **norms}
+    mask = head_parts.read_draft_vocabulary(config, tensors, model.vocab_size)
+    settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in tensors, **norms}
     if windows:
         settings["window"] = windows[0]
     if width != model.hidden_size:
@@ -48,11 +48,11 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
             )
     elif mask is None:
         settings["own_head"] = True  # unless it proves to be the target's
-    layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in found)), _LAYERS[0])
+    layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in tensors)), _LAYERS[0])
     return PublishedHead(
         config, Eagle3(), "EAGLE-3 head", model.vocab_size, width, settings, _published(layer, norms["tap_norm"]),
         model=model, options=Eagle3Options, taps=read_taps,
-    ).with_tensors(found)  # fmt: skip
+    ).with_tensors(tensors)  # fmt: skip
 
 
 def unsupported(head: OwnHead) -> Unsupported:

@@ -143,8 +143,8 @@ def copy(there: Path, place: Path, weights: tuple[str, ...]) -> Path:
     """Copies a file from a bucket, or a folder's configs, tokenizer and weights of the first pattern that it has."""
     files = {place: there}
     if not there.is_file():
-        found = buckets.files_under(there) or there.iterdir()  # which raises if there is no such folder
-        names = {file.relative_to(there).as_posix(): file for file in found}
+        stored = buckets.files_under(there) or there.iterdir()  # which raises if there is no such folder
+        names = {file.relative_to(there).as_posix(): file for file in stored}
         wanted = _files(_first((*weights, "*.gguf"), names) if weights else "")
         files = {place / name: file for name, file in names.items() if _first(wanted, [name])}
         place.mkdir(parents=True, exist_ok=True)
@@ -184,8 +184,8 @@ def check_present(file: Path) -> None:
 def format_of(path: Path) -> str | None:
     """The jaxspec format in the config.json of a folder: a checkpoint's or a head's; None for other folders."""
     file = path / "config.json"
-    found = read_json(file).get("format") if file.is_file() else None
-    return found if found in (config_json.FORMAT, heads.FORMAT) else None
+    name = read_json(file).get("format") if file.is_file() else None
+    return name if name in (config_json.FORMAT, heads.FORMAT) else None
 
 
 def read_config(source: Path) -> dict[str, Any]:

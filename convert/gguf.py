@@ -72,15 +72,15 @@ def find(source: Path) -> Path | None:
     if source.is_file():
         with source.open("rb") as file:  # Ollama's have no suffix
             return source if source.suffix.lower() == ".gguf" or file.read(4) == b"GGUF" else None
-    found = sorted(source.glob("*.gguf"))
-    if not found or any(any(source.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "pth")):
+    files = sorted(source.glob("*.gguf"))
+    if not files or any(any(source.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "pth")):
         return None
-    models = [file for file in found if (shard := _SHARD.fullmatch(file.name)) is None or int(shard[2]) == 1]
+    models = [file for file in files if (shard := _SHARD.fullmatch(file.name)) is None or int(shard[2]) == 1]
     if len(models) > 1:
         raise CheckpointError(
             f"{source} holds several GGUF models, {', '.join(file.name for file in models)}; name one"
         )
-    return (models or found)[0]
+    return (models or files)[0]
 
 
 def open_gguf(path: Path) -> Gguf:
@@ -217,12 +217,12 @@ def _text(data: mmap.mmap) -> str:
 
 
 def _named(data: mmap.mmap, count: int, value: Callable[[mmap.mmap], Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for _ in range(count):
-        if (name := _text(data)) in found:
+        if (name := _text(data)) in values:
             raise ValueError(f"it has {name} twice")
-        found[name] = value(data)
-    return found
+        values[name] = value(data)
+    return values
 
 
 def _value(data: mmap.mmap) -> Any:

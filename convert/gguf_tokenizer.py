@@ -114,17 +114,17 @@ def files(metadata: Mapping[str, Any], name: str) -> dict[str, str]:
 
 def _templates(metadata: Mapping[str, Any], name: str, bos: str) -> str | list[dict[str, str]] | None:
     """The chat template, or the list of all by name if there are several; as in tokenizer_config.json."""
-    first, listed = "tokenizer.chat_template", metadata.get("tokenizer.chat_templates") or []
-    found = {"default": metadata[first]} if first in metadata else {}
-    found |= {other: metadata.get(f"{first}.{other}") for other in (listed if isinstance(listed, list) else [listed])}
-    if wrong := [other for other, text in found.items() if not isinstance(text, str)]:
+    key, listed = "tokenizer.chat_template", metadata.get("tokenizer.chat_templates") or []
+    templates = {"default": metadata[key]} if key in metadata else {}
+    templates |= {other: metadata.get(f"{key}.{other}") for other in (listed if isinstance(listed, list) else [listed])}
+    if wrong := [other for other, text in templates.items() if not isinstance(text, str)]:
         raise CheckpointError(f"the chat template {wrong[0]!r} in {name} is not a text{_ADVICE}")
     if bos:  # llama.cpp begins a chat with the BOS that the file adds, also where the template has none
         has_bos = lambda text: "bos_token" in text or bos in text
-        found = {other: text if has_bos(text) else "{{ bos_token }}" + text for other, text in found.items()}
-    if found.keys() <= {"default"}:
-        return found.get("default")
-    return [{"name": other, "template": text} for other, text in found.items()]
+        templates = {other: text if has_bos(text) else "{{ bos_token }}" + text for other, text in templates.items()}
+    if templates.keys() <= {"default"}:
+        return templates.get("default")
+    return [{"name": other, "template": text} for other, text in templates.items()]
 
 
 def _vocabulary(metadata: Mapping[str, Any], name: str) -> tuple[dict[str, int], dict[str, int]]:

@@ -98,12 +98,12 @@ def kind_of(source: Path) -> str:
 
 
 def _classes(config: Mapping[str, Any]) -> list[Any]:
-    found = config.get("architectures")
-    return found if isinstance(found, list) else [found]
+    names = config.get("architectures")
+    return names if isinstance(names, list) else [names]
 
 
-def _matches(pattern: str, found: Iterable[Any]) -> bool:
-    return any(isinstance(text, str) and text and re.fullmatch(pattern, text) for text in found)
+def _matches(pattern: str, texts: Iterable[Any]) -> bool:
+    return any(isinstance(text, str) and text and re.fullmatch(pattern, text) for text in texts)
 
 
 def _by_tensors(tensors: Source) -> str:
@@ -209,8 +209,8 @@ _OF_EACH = _words("architectures model_type tie_word_embeddings") | {LISTED}
 def read(source: Path, kind: str) -> PublishedConfig:
     """The config.json of a head, without its nulls. Raises CheckpointError for what jaxspec does not read."""
     raw, file, keys = read_config(source), source / "config.json", _KEYS[kind]
-    if (found := kind_of(source)) != kind:
-        raise CheckpointError(f"{source} holds {_WHAT.get(found, f'{found}; jaxspec does not read such heads yet')}")
+    if (other := kind_of(source)) != kind:
+        raise CheckpointError(f"{source} holds {_WHAT.get(other, f'{other}; jaxspec does not read such heads yet')}")
     if kind != "medusa" and (held := _by_tensors(open_directory(source))) in ("eagle3", "dflash") and held != kind:
         raise CheckpointError(f"{source} has the config of {_WHAT[kind]}, and tensors of {_WHAT[held]}")
     raw = {key: value for key, value in raw.items() if value is not None or key in _LAYER}
@@ -259,6 +259,6 @@ def _check(values: Mapping[str, Any], read: frozenset[str], fixed: Mapping[str, 
 def _refuse_twice(places: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Raises CheckpointError for a setting that has different values at two places."""
     for key in sorted({key for place in places for key in place} - _OF_EACH - _NO_EFFECT):
-        found = [place[key] for place in places if place.get(key) is not None]
-        if other := [value for value in found[1:] if value != found[0]]:
-            raise CheckpointError(f"{file} gives {key} twice, as {found[0]!r} and as {other[0]!r}")
+        values = [place[key] for place in places if place.get(key) is not None]
+        if other := [value for value in values[1:] if value != values[0]]:
+            raise CheckpointError(f"{file} gives {key} twice, as {values[0]!r} and as {other[0]!r}")

@@ -104,18 +104,18 @@ class PublishedHead:
     options: type[DflashOptions] | type[Eagle3Options] | None = None  # the type of its settings, if it has one
     lm_head: Tensor | None = None  # the target's, which an older variant of EAGLE's files contains
 
-    def with_tensors(self, found: Source) -> "PublishedHead":
+    def with_tensors(self, tensors: Source) -> "PublishedHead":
         """The head with its tensors. Raises CheckpointError where they do not fit its config."""
         source, settings = self.config.source, self.settings
         if self.taps is not None:
-            count, fc = len(self.taps.of(1)), found.get("fc.weight")
+            count, fc = len(self.taps.of(1)), tensors.get("fc.weight")
             if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
                 raise CheckpointError(
                     f"fc.weight in {source} reads {reads} layers, and {count} are named: {self.taps.reason}; use --taps"
                 )
             settings = {**settings, "taps": [0] * count}
         assert self.model is not None
-        held = {int(one[1]) for name in found if (one := _LAYER.match(name))}
+        held = {int(one[1]) for name in tensors if (one := _LAYER.match(name))}
         if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
             raise CheckpointError(
                 f"{source} has num_hidden_layers {self.model.num_layers}, the files hold {max(held) + 1}; {INCOMPLETE}"
@@ -125,7 +125,7 @@ class PublishedHead:
             abstract = nnx.eval_shape(lambda: self.drafter.build_head(shape, nnx.Rngs(0)))
         except ValueError as error:
             raise CheckpointError(f"{self.config.file}: {error}") from error
-        return dataclasses.replace(self, tensors=match(abstract, found, self.published, str(source)))
+        return dataclasses.replace(self, tensors=match(abstract, tensors, self.published, str(source)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,20 +213,20 @@ def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
     """The tensors of a head, floats apart from `DRAFT_MAPS`; `known` is as in `unprefixed`."""
     if all((source / name).exists() for name in MODEL_FILES):
         say(f"warning: {source} holds both {' and '.join(MODEL_FILES)}; only the first is read")
-    found = unprefixed(open_directory(source), source, known)
-    check_dtypes({name: tensor for name, tensor in found.items() if name not in DRAFT_MAPS})
-    return found
+    tensors = unprefixed(open_directory(source), source, known)
+    check_dtypes({name: tensor for name, tensor in tensors.items() if name not in DRAFT_MAPS})
+    return tensors
 
 
 def listed_layers(values: Mapping[str, Any], key: str, file: Path, ascending: bool = False) -> tuple[int, ...] | None:
     """The layer numbers listed in a config, None without a list; a CheckpointError if invalid or not `ascending`."""
-    if (found := values.get(key)) is None:
+    if (layers := values.get(key)) is None:
         return None
-    if not isinstance(found, list) or not found or not all(type(layer) is int for layer in found):
-        raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {reprlib.repr(found)}")
-    if ascending and found != sorted(set(found)):
-        raise CheckpointError(f"{file} lists {reprlib.repr(found)} as {key!r}, not in ascending order; use --taps")
-    return tuple(found)
+    if not isinstance(layers, list) or not layers or not all(type(layer) is int for layer in layers):
+        raise CheckpointError(f"{file} must list numbers of layers as {key!r}, and it has {reprlib.repr(layers)}")
+    if ascending and layers != sorted(set(layers)):
+        raise CheckpointError(f"{file} lists {reprlib.repr(layers)} as {key!r}, not in ascending order; use --taps")
+    return tuple(layers)
 
 
 def disorder(taps: Sequence[int]) -> tuple[bool, str]:
@@ -236,20 +236,20 @@ def disorder(taps: Sequence[int]) -> tuple[bool, str]:
 
 def section(values: Mapping[str, Any], key: str, file: Path) -> dict[str, Any]:
     """An object inside a config, without its nulls; an empty one if absent. Raises CheckpointError unless it is one."""
-    found = {} if values.get(key) is None else values[key]
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{file} must have an object as {key!r}, not {found!r}")
-    return {name: value for name, value in found.items() if value is not None}
+    inner = {} if values.get(key) is None else values[key]
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{file} must have an object as {key!r}, not {inner!r}")
+    return {name: value for name, value in inner.items() if value is not None}
 
 
-def read_draft_vocabulary(config: PublishedConfig, found: dict[str, Tensor], vocab_size: int) -> str | None:
+def read_draft_vocabulary(config: PublishedConfig, tensors: dict[str, Tensor], vocab_size: int) -> str | None:
     """The mask of a head's draft vocabulary, as in `draft_vocabulary`; None for the whole vocabulary.
 
-    `d2t` and `t2d` are removed from `found`, the head's tensors. Raises CheckpointError where they are not valid.
+    `d2t` and `t2d` are removed from `tensors`, the head's. Raises CheckpointError where they are not valid.
     """
     source, given = config.source, config.raw.get("draft_vocab_size")
-    maps = {name: found.pop(name) for name in DRAFT_MAPS if name in found}
-    lm_head = found.get("lm_head.weight")
+    maps = {name: tensors.pop(name) for name in DRAFT_MAPS if name in tensors}
+    lm_head = tensors.get("lm_head.weight")
     if lm_head is not None and len(lm_head.shape) != 2:
         raise CheckpointError(f"lm_head.weight in {source} has shape {list(lm_head.shape)}, and must be a matrix")
     drafted = vocab_size if lm_head is None else lm_head.shape[0]

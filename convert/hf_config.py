@@ -66,13 +66,13 @@ _DEFAULTS = {
 
 def family(config: Mapping[str, Any]) -> str:
     """The `model_type` of a config. Raises CheckpointError unless it is a supported architecture."""
-    found = config.get("architectures") or []
-    named = _KINDS.get(str(found[0]).lower()) if isinstance(found, list) and len(found) == 1 else None
+    classes = config.get("architectures") or []
+    named = _KINDS.get(str(classes[0]).lower()) if isinstance(classes, list) and len(classes) == 1 else None
     kind = config.get("model_type") or named
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise CheckpointError(f"model_type {kind!r} is not supported; jaxspec reads {', '.join(ARCHITECTURES)}")
-    if found and named != kind:
-        raise CheckpointError(f"architectures {found} is not supported; a {kind} must be {ARCHITECTURES[kind]}")
+    if classes and named != kind:
+        raise CheckpointError(f"architectures {classes} is not supported; a {kind} must be {ARCHITECTURES[kind]}")
     return kind
 
 
@@ -126,9 +126,9 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
 def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
     """Warns of settings by which transformers would write other text; None: there is no generation_config.json."""
     file, values = ("config.json", config) if generation is None else ("generation_config.json", generation)
-    found = [key for key, none in _GENERATION.items() if values.get(key) and values[key] != none]
-    if found:
-        told = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in found)
+    active = [key for key, none in _GENERATION.items() if values.get(key) and values[key] != none]
+    if active:
+        told = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in active)
         say(f"warning: {source / file} sets {told}, which jaxspec does not apply")
     if values.get("do_sample"):
         options = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # transformers' defaults
@@ -137,8 +137,8 @@ def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str,
             for key, usual in options.items()
         )
         say(f"warning: {source / file} sets do_sample, and jaxspec decodes greedily unless told otherwise: {told}")
-    of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
-    if generation is not None and (more := [token for token in of(config) if token not in of(generation)]):
+    eos_of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
+    if generation is not None and (more := [token for token in eos_of(config) if token not in eos_of(generation)]):
         say(
             f"warning: {source / 'config.json'} names tokens {more} as the end of text, and generation_config.json "
             "does not; texts end at them too, unlike transformers'"
@@ -266,10 +266,10 @@ def boolean(config: Mapping[str, Any], key: str, file: Path | str = "config.json
 
 def _ids(value: Any, key: str, file: str, vocab_size: int) -> list[int]:
     """Token ids in a config: absent, a number, or a list. Ids below 0 mean none."""
-    found = value if isinstance(value, list) else [] if value is None else [value]
-    for token in found:
+    tokens = value if isinstance(value, list) else [] if value is None else [value]
+    for token in tokens:
         if not isinstance(token, int) or isinstance(token, bool):
             raise CheckpointError(f"{file} must give a token id as {key!r}, and it has {reprlib.repr(value)}")
         if token >= vocab_size:
             raise CheckpointError(f"{file} has {key} {token}, which is outside the vocabulary of {vocab_size}")
-    return [token for token in found if token >= 0]
+    return [token for token in tokens if token >= 0]

@@ -96,10 +96,10 @@ def _head_in(source: Path) -> str:
     """What to do with a folder that holds a head and no model; empty for other folders."""
     try:
         kind = head_kinds.kind_of(source)
-        found = open_directory(source) if weights_file(source) else ()
+        tensors = open_directory(source) if weights_file(source) else ()
     except CheckpointError:
         return ""
-    holds = lambda end: any(f".{name}".endswith(f".{end}") for name in found)
+    holds = lambda end: any(f".{name}".endswith(f".{end}") for name in tensors)
     if kind == "medusa":  # its heads may be beside their model
         is_head = not holds("embed_tokens.weight")
     else:
@@ -117,9 +117,9 @@ def _open_huggingface(source: Path, weights: Source | None) -> tuple[str, LlamaC
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
     tokens = hf_config.special_tokens(raw, generation or {}, family, model.vocab_size)
     hf_config.name_what_is_not_applied(raw, generation, source)
-    found = _unprefixed(open_directory(source) if weights is None else weights, source)
-    own = {name: tensor for name, tensor in found.items() if not name.startswith(MEDUSA)}
-    if own and len(own) < len(found):
+    tensors = _unprefixed(open_directory(source) if weights is None else weights, source)
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(MEDUSA)}
+    if own and len(own) < len(tensors):
         say(f"{source} holds Medusa heads too, which `jaxspec-convert head` reads; only the model is converted")
     return family, model, tokens, own
 
@@ -127,11 +127,11 @@ def _open_huggingface(source: Path, weights: Source | None) -> tuple[str, LlamaC
 def _unprefixed(tensors: Source, source: Path) -> dict[str, Tensor]:
     """Tensors by the names of a model with its LM head, also if it was saved from the class without one."""
     embedding = theirs("embedding")
-    if embedding in (found := unprefixed(tensors, source, [embedding])):
-        return found
+    if embedding in (whole := unprefixed(tensors, source, [embedding])):
+        return whole
     base = unprefixed(tensors, source, ["embed_tokens.weight"])
     if "embed_tokens.weight" not in base:
-        return found
+        return whole
     return {name if name.startswith("lm_head.") else f"model.{name}": tensor for name, tensor in base.items()}
 
 

@@ -24,11 +24,11 @@ _BLOCK = re.compile(r"\d+\.\d+\.linear\.(weight|bias)")
 def plan(source: Path) -> PublishedHead:
     """Reads config and headers of published heads; see `heads.plan`."""
     config = head_kinds.read(source, "medusa")
-    found = _open(source)
-    readers.check_dtypes(found)
-    if found and all(map(_BLOCK.fullmatch, found)):
+    tensors = _open(source)
+    readers.check_dtypes(tensors)
+    if tensors and all(map(_BLOCK.fullmatch, tensors)):
         raise CheckpointError(f"{source} holds only residual blocks, and only heads with their own LM heads are read")
-    numbers = {int(name.split(".")[0]) for name in found if name.split(".")[0].isdecimal()}
+    numbers = {int(name.split(".")[0]) for name in tensors if name.split(".")[0].isdecimal()}
     count = 1 + max(numbers, default=-1)
     if count > len(numbers):  # before so many heads are built
         first = next(number for number in itertools.count() if number not in numbers)
@@ -36,12 +36,12 @@ def plan(source: Path) -> PublishedHead:
     named = config.raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
         raise CheckpointError(f"{config.file} has medusa_num_heads {named}, and the files hold {count}; {INCOMPLETE}")
-    table = found.get("0.1.weight")
+    table = tensors.get("0.1.weight")
     # If the shape is wrong, `match` reports it.
     vocab, width = table.shape if table is not None and len(table.shape) == 2 and all(table.shape) else (1, 1)
     abstract = nnx.eval_shape(lambda: MedusaHeads(width, vocab, rngs=nnx.Rngs(0), heads=count))
-    tensors = match(abstract, found, _published, str(source))
-    return PublishedHead(config, Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, tensors)
+    matched = match(abstract, tensors, _published, str(source))
+    return PublishedHead(config, Medusa(), "Medusa heads", vocab, width, {"heads": count}, _published, matched)
 
 
 def unsupported(head: OwnHead) -> Unsupported:

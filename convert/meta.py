@@ -160,8 +160,8 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
         axis = 1  # LLaMA 1 and 2 split the embedding by features, LLaMA 3 by tokens
     other = lambda part: (len(part.shape), part.dtype, axis is not None and part.shape[:axis] + part.shape[axis + 1 :])
     if any(other(part) != other(first) for part in parts) or (len(parts) > 1 and (axis or 0) >= len(first.shape)):
-        found = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
-        raise CheckpointError(f"the shards of tensor {name} in {first.file} and the other files do not join: {found}")
+        shapes = ", ".join(f"{part.dtype} {list(part.shape)}" for part in parts)
+        raise CheckpointError(f"the shards of tensor {name} in {first.file} and the other files do not join: {shapes}")
     shape = first.shape
     if axis is not None:
         shape = (*shape[:axis], sum(part.shape[axis] for part in parts), *shape[axis + 1 :])

@@ -95,12 +95,12 @@ def unprefixed(tensors: Mapping[str, Value], source: Path, known: Collection[str
     ends = tuple(f".{name}" for name in known)
     whole = next((name for name in unwrapped.values() if name.endswith(ends) and name not in known), "")
     prefix = next((whole.removesuffix(name) for name in known if whole.endswith(f".{name}")), "")
-    found = {}
+    by_name = {}
     for name, tensor in tensors.items():
         if IGNORED.fullmatch(name):
             continue
-        if (bare := unwrapped[name].removeprefix(prefix)) in found:
+        if (bare := unwrapped[name].removeprefix(prefix)) in by_name:
             more = prefix or name.removesuffix(bare)
             raise CheckpointError(f"tensor {bare} is twice in {source}, with and without the prefix {more}")
-        found[bare] = tensor
-    return found
+        by_name[bare] = tensor
+    return by_name

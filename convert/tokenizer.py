@@ -44,9 +44,9 @@ def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
         else:
             from transformers import AutoTokenizer
 
-            found = AutoTokenizer.from_pretrained(str(at), local_files_only=True, trust_remote_code=False)
+            loaded = AutoTokenizer.from_pretrained(str(at), local_files_only=True, trust_remote_code=False)
             # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
-            _write(found.backend_tokenizer, found.special_tokens_map, folder)
+            _write(loaded.backend_tokenizer, loaded.special_tokens_map, folder)
         _name_what_is_ignored(at, folder)
         return GENERIC
     except Exception as error:  # transformers raises many kinds
@@ -98,15 +98,15 @@ def replace(source: Path, checkpoint: Path) -> None:
         new = Path(temporary)
         if (kind := bring(source, new)) is None:
             raise CheckpointError(f"{source} holds no tokenizer that can be read, so {checkpoint} keeps its own")
-        found = {file.relative_to(new): file.read_bytes() for file in files(new)}
+        contents = {file.relative_to(new): file.read_bytes() for file in files(new)}
     for file in files(checkpoint):
-        if file.relative_to(checkpoint) not in found:
+        if file.relative_to(checkpoint) not in contents:
             file.unlink()
-    for name, content in found.items():
+    for name, content in contents.items():
         (checkpoint / name).parent.mkdir(exist_ok=True)
         write_whole(checkpoint / name, content)
     write_whole(checkpoint / "config.json", dataclasses.replace(config, tokenizer_class=kind).to_json())
-    say(f"wrote the tokenizer of {checkpoint}: {', '.join(map(str, found))}")
+    say(f"wrote the tokenizer of {checkpoint}: {', '.join(map(str, contents))}")
 
 
 def _in_gguf(file: Path) -> dict[str, str]:

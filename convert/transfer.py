@@ -33,13 +33,13 @@ _ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(w[123]\.weight)")
 _EXPERTS = re.compile(r"(.*\.experts)\.(w[123]\.weight)")
 
 
-def match(model: nnx.Module, found: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
+def match(model: nnx.Module, tensors: Source, theirs: Callable[[str], str], where: str) -> dict[str, Tensor]:
     """The tensor of each parameter of an abstract module; `theirs` maps names. Raises CheckpointError about `where`."""
     expected = parameters.module_to_dict(model)
     shape = lambda ours, leaf: (*leaf.shape[:-2], *leaf.shape[:-3:-1]) if is_kernel(ours) else leaf.shape
     wanted = {theirs(ours): jax.ShapeDtypeStruct(shape(ours, leaf), leaf.dtype) for ours, leaf in expected.items()}
-    parameters.check_names(wanted, found, where)
-    return {ours: found[theirs(ours)] for ours in sorted(expected, key=parameters.natural)}
+    parameters.check_names(wanted, tensors, where)
+    return {ours: tensors[theirs(ours)] for ours in sorted(expected, key=parameters.natural)}
 
 
 def main_dtype(tensors: Iterable[Tensor]) -> str:

@@ -158,12 +158,12 @@ def _tiktoken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
 def _tekken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
     """Mistral's tokenizer: special tokens, and tokens of text by rank after them."""
     try:
-        found = json.loads(content)
-        config = found["config"]
+        values = json.loads(content)
+        config = values["config"]
         count, size = config["default_num_special_tokens"], config["default_vocab_size"]
-        listed = {each["rank"]: each["token_str"] for each in found.get("special_tokens") or ()}
+        listed = {each["rank"]: each["token_str"] for each in values.get("special_tokens") or ()}
         special = listed or dict(enumerate(_TEKKEN_SPECIAL))
-        words = found["vocab"][: size - count]
+        words = values["vocab"][: size - count]
         tokens = {base64.b64decode(word["token_bytes"]): count + word["rank"] for word in words}
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{file} is no tekken.json of Mistral, or damaged: {error!r}") from error
