@@ -1,7 +1,6 @@
 """Prompt lookup: drafts the tokens that followed an earlier match of the last tokens, without weights.
 
-After Saxena's prompt lookup decoding (2023) and LLMA (arXiv:2304.04487), which copy a single match. Here up to
-`CANDIDATES` tokens are proposed after each node, so trees can be drafted.
+After Saxena's prompt lookup decoding (2023) and LLMA (arXiv:2304.04487), but with several candidates after each node.
 """
 
 import dataclasses
