@@ -194,7 +194,7 @@ def typed(drafter: str, head: str | None) -> str:
 
 
 def default_method(heads: Iterable[str]) -> Method:
-    """The method of the head (DRAFTER or DRAFTER@HEAD) with the lowest `Drafter.rank`; prompt lookup if there is none."""
+    """The method of the head, DRAFTER or DRAFTER@HEAD, of the lowest `Drafter.rank`; prompt lookup if there is none."""
     named = [text.partition("@")[::2] for text in heads]
     ranked = [(rank, head, drafter) for drafter, head in named if (rank := DRAFTERS[drafter].rank) is not None]
     _, head, drafter = min(ranked, default=(0, "", "ngram"))
