@@ -10,7 +10,7 @@ from typing import Any
 from rich import filesize
 
 from jaxspec.checkpoint import config_json, heads, hub
-from jaxspec.checkpoint.builtin import is_hub_id
+from jaxspec.checkpoint.builtin import HUB_ID, is_hub_id
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.tokenizer import FILES, VOCABULARIES
 from jaxspec.host import atomic, buckets
@@ -210,9 +210,9 @@ def _no_folder(path: Path) -> str:
     name, _, revision = str(path).partition("@")
     if path.exists():
         return f"{path} is a file; name the folder that holds it and its config.json"
-    if hub.ID.fullmatch(str(path)) and (org := path.parent).exists():
+    if HUB_ID.fullmatch(str(path)) and (org := path.parent).exists():
         return f"there is no folder {path}, and it is not looked up on the hub, since there is a folder {org}"
-    if revision and hub.ID.fullmatch(name):
+    if revision and HUB_ID.fullmatch(name):
         return f"{path} is not a folder; write {name} --revision {revision} for that revision on the hub"
     return f"{path} is not a folder; name a Hugging Face or Meta folder, or a hub id"
 

@@ -2,9 +2,9 @@
 
 import dataclasses
 import importlib
+import re
 from pathlib import Path
 
-from jaxspec.checkpoint import hub
 from jaxspec.host.buckets import to_path
 from jaxspec.model.config import LlamaConfig
 
@@ -12,6 +12,7 @@ BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
 QUESTIONS = FOLDER.parent / "questions"
 _HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ def locate(target: str | Path) -> Path:
 
 def is_hub_id(name: str | Path) -> bool:
     """Whether a text has the form ORG/NAME, and there is neither a file of that name nor a folder ORG."""
-    if hub.ID.fullmatch(str(name)) is None or Path(name).parent.exists():
+    if HUB_ID.fullmatch(str(name)) is None or Path(name).parent.exists():
         return False
     return Path(name).parts[0] not in (BUILTIN, *PUBLISHED)
 

@@ -1,6 +1,5 @@
-"""The Hugging Face hub: which names are looked up there, requests that are repeated, and the sentences of failures."""
+"""The Hugging Face hub: requests that are repeated, and the sentences of failures."""
 
-import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,7 +8,6 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.host.terminal import say
 
 T = TypeVar("T")
-ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub, unless it names more
 BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
 _LONGEST = 300  # seconds of a pause that the hub names; its limits count requests in five minutes
