@@ -81,4 +81,4 @@ def _answer(error: BaseException) -> BaseException:
 
 def is_of_client(error: BaseException) -> bool:
     """Whether it is an error of the HTTP client, which huggingface-hub does not wrap: httpx2, httpx or requests."""
-    return type(error).__module__.startswith("httpx")
+    return type(error).__module__.startswith(("httpx", "requests"))
