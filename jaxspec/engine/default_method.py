@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxspec.checkpoint.config_json import CheckpointError
@@ -61,20 +61,28 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     choice = broadcast_from_first(stored)
     if "fastest" in choice:
         return Default(parse_method(choice["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    method = named_by_head(path, default_method(_typed(path, heads)))
+    names, left_out = _typed(path, heads)
+    method = named_by_head(path, default_method(names))
     with contextlib.suppress(CheckpointError):  # loading the head raises it again
         method = fitted(path, method)
-    return Default(method, f"first in the order of preference; {choice['missing']}")
+    return Default(method, "; ".join(("first in the order of preference", choice["missing"], *left_out)))
 
 
-def _typed(path: Path, heads: Sequence[str]) -> Iterator[str]:
-    """The heads of a checkpoint as in methods, DRAFTER or DRAFTER@HEAD, whatever their folders are called. One that
-    cannot be read counts as the drafter of that name, so that loading it raises the reason."""
+def _typed(path: Path, heads: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The heads of a checkpoint as in methods, DRAFTER or DRAFTER@HEAD, and why others are left out.
+
+    One that cannot be read counts as the drafter of its folder's name, so that loading it raises the reason.
+    """
+    names, left_out = list[str](), list[str]()
     for head in heads:
         try:
-            yield typed(drafter_of(path, head).name, head)
-        except CheckpointError:
-            yield from [head] if head in DRAFTERS else []
+            names.append(typed(drafter_of(path, head).name, head))
+        except CheckpointError as error:
+            if head in DRAFTERS:
+                names.append(head)
+            else:
+                left_out.append(f"the head {head} is left out: {error}")
+    return names, left_out
 
 
 def named_by_head(path: Path, usual: Method) -> Method:

@@ -117,6 +117,9 @@ def test_a_default_head_that_cannot_be_read_is_said_when_it_is_loaded(model):
     assert found.method == parse_method("dflash")
     with pytest.raises(CheckpointError, match="dflash"):
         Engine(model, found.method)
+    folder.rename(folder.with_name("mine"))
+    found = default_at(model.path, ("mine",), dtype="float32", device="another")
+    assert found.method == parse_method("ngram") and "the head mine is left out: " in found.reason
 
 
 @pytest.mark.parametrize(
