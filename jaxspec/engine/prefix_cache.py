@@ -56,10 +56,10 @@ def copied(arrays: Any) -> Any:
 
 
 def worth_keeping(prompts: Sequence[Sequence[int]], waiting: Iterable[Sequence[int]], chunk: int) -> list[int]:
-    """The positions at which to store a prefix: up to them, all `prompts`, which are read next, begin as a waiting one.
+    """The lengths of the prefixes to store while `prompts` are read, in tokens: multiples of `chunk`, descending.
 
-    They are multiples of `chunk`, which is in tokens. The first is that of the next waiting prompt, then follow smaller
-    ones of later prompts, up to `KEPT` positions.
+    Each is a prefix that all `prompts` share with a waiting prompt. The first is the next waiting prompt's, and shorter
+    ones follow for later prompts, `KEPT` at most.
     """
     positions: list[int] = []
     for other in islice(waiting, LOOKED_AT):

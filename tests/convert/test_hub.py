@@ -183,6 +183,18 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert result.last.endswith(": No space left on device; HF_HUB_CACHE can name a folder on another disk")
 
 
+@pytest.mark.parametrize("client", ["httpx", "httpx2", "requests.exceptions"])  # by huggingface-hub's version
+def test_a_broken_connection_is_tried_again(client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def download(*_: object, **__: object) -> str:
+        raise type("ConnectError", (OSError,), {"__module__": client})("refused")
+
+    pauses = list[int]()
+    monkeypatch.setattr(requests.time, "sleep", pauses.append)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    result = run("llama", "org/model", tmp_path / "ckpt")
+    assert pauses == list(requests.PAUSES) and "the hub cannot be reached" in result.last
+
+
 def test_a_busy_hub_names_the_pause(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pauses = list[int]()
     monkeypatch.setattr(requests.time, "sleep", pauses.append)

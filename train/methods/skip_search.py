@@ -138,7 +138,7 @@ def strategies(best: SkipMask, seed: int) -> dict[str, SkipMask]:
 
 
 def run_trials(trials: list[Trial], num_layers: int, settings: SkipSearch, objective: Objective, log: LineLog) -> None:
-    """Adds trials to `trials` until there are `settings.trials`, and writes each to the log.
+    """Appends trials until there are `settings.trials`, and writes each to the log.
 
     The first process suggests the sets for all: on another processor the last bits of a fit may differ.
     """
