@@ -4,7 +4,7 @@ import dataclasses
 import glob
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, quality, results, runner, simulate, table
 from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
 from jaxspec.evaluate.cost_model import piece_costs
+from jaxspec.evaluate.divergence import Divergence
 from jaxspec.evaluate.results import Form, Measured
 from jaxspec.evaluate.run_description import describe, weight_bytes
-from jaxspec.evaluate.runlog import RunLog, answers_by_method, check_out, log_of, read_finished
+from jaxspec.evaluate.runlog import Answer, RunLog, answers_by_method, check_out, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE, Workload
 from jaxspec.host import compilation
 from jaxspec.host.arguments import check_unused
@@ -206,21 +207,27 @@ def measure(settings: Bench, plan: Workload, engines: Mapping[str, Engine], log:
         middle = by_length[len(by_length) // 2]
         pieces = piece_costs(engines, [plan.request(engine, number, ()) for number in middle])
     noise, divergences = None, dict[str, list[dict[str, Any]] | None].fromkeys(engines)
-    if settings.simulate is None:
-        sizes = spread(size for form in forms.values() for size in form.sizes)
-        first = [[plain[number].turns[0] for number in batch] for batch in plan.batches[:NOISE_BATCHES]]
-        texts = [[(turn.prompt, turn.tokens[:NOISE_TOKENS]) for turn in turns] for turns in first]
-        with engine.model.context():
-            noise = divergence.noise(engine.model.target, texts, sizes)
-    if settings.sampling.temperature == 0 and noise is not None:
-        for name in engines:
-            found = (
-                divergence.diverges(engine.model.target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
-                for answer in answers[name]
-                for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
-            )
-            divergences[name] = [{**dataclasses.asdict(d), "explained": d.explained(noise)} for d in found if d]
+    if settings.simulate is None and settings.sampling.temperature == 0:
+        apart = {name: _divergences(engine, plain, answers[name]) for name in engines}
+        if any(apart.values()):  # measured only then, because each size of verification is a program to compile
+            sizes = spread(size for form in forms.values() for size in form.sizes)
+            first = [[plain[number].turns[0] for number in batch] for batch in plan.batches[:NOISE_BATCHES]]
+            texts = [[(turn.prompt, turn.tokens[:NOISE_TOKENS]) for turn in turns] for turns in first]
+            with engine.model.context():
+                noise = divergence.noise(engine.model.target, texts, sizes)
+        judged = lambda one: {**dataclasses.asdict(one), "explained": noise is not None and one.explained(noise)}
+        divergences = {name: [judged(one) for one in found] for name, found in apart.items()}
     return Measured(noise, pieces, divergences, forms)
+
+
+def _divergences(engine: Engine, plain: Mapping[int, Answer], answers: Sequence[Answer]) -> list[Divergence]:
+    """Where the texts of a method's answers differ from plain decoding's, by question."""
+    found = (
+        divergence.diverges(engine.model.target, answer.question, i, (turn.prompt, turn.tokens), ours.tokens)
+        for answer in answers
+        for i, (turn, ours) in enumerate(zip(plain[answer.question].turns, answer.turns, strict=True))
+    )
+    return [one for one in found if one is not None]
 
 
 def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:

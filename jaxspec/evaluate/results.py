@@ -40,7 +40,7 @@ class Form:
 class Measured:
     """Measurements of a run after its last question, by method."""
 
-    noise: float | None  # see `divergence.noise`; None if no text is compared
+    noise: float | None  # see `divergence.noise`; None if no text differs or none is compared
     pieces: dict[str, PieceCosts] | None  # None if they were not timed
     divergences: dict[str, list[dict[str, Any]] | None]  # fields of `Divergence`, `explained`; None for sampled texts
     forms: dict[str, Form]
