@@ -145,15 +145,17 @@ def write_params(path: Path | str, params: Iterable[tuple[str, Any]], group_byte
         if processes.is_first():
             write_index(folder, parts)
         return
-    with _writing():
-        for group in _groups(params, group_bytes):
+    for group in _groups(params, group_bytes):
+        with _writing(group):
             ocp.partial.save(str(folder), unflatten_mapping(group, sep="."))
-            group.clear()
-        ocp.partial.finalize(str(folder))
+        group.clear()
+    ocp.partial.finalize(str(folder))
 
 
-def _writing() -> ocp.Context:
+def _writing(group: Mapping[str, Any]) -> ocp.Context:
     context = ocp.Context()
+    # Decompressing takes a CPU, where float32 is the default, longer than reading the larger file.
+    context.array.saving.use_compression = any(array.dtype != np.float32 for array in group.values())
     # Saving blocks until the bytes are on disk, so Orbax needs no copy of its own to write from.
     context.memory.deepcopy_host_arrays = False
     context.array.saving.storage_options.chunk_byte_size = CHUNK_BYTES
@@ -164,10 +166,11 @@ def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: in
     """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each."""
     # Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
     parts = dict[str, list[str]]()
-    with _writing(), _described(folder):
+    with _described(folder):
         for group in _groups(params, group_bytes):
             parts[part := f"{prefix}{len(parts):05}"] = [*group]
-            ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
+            with _writing(group):
+                ocp.save(str(folder / part), unflatten_mapping(group, sep="."))
             group.clear()
     return parts
 
