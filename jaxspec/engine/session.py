@@ -116,7 +116,7 @@ class Session:
             compilation.ready.add(self._key)
 
     def announce(self) -> None:
-        """If something still compiles after a second, prints its name on stderr."""
+        """As `Compilations.announce`."""
         if self._compiling is not None:
             self._compiling.announce()
 

@@ -121,6 +121,7 @@ class Compilations(Generic[Name]):
         self._label = label
         self._pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1, thread_name_prefix=COMPILER)
         self._keys = {name: _digest(key(name)) for name in programs} if key else {}
+        self._began = time.monotonic()
         self._took = dict[str, float]()  # seconds by key
         self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
         self._pool.shutdown(wait=False)
@@ -155,8 +156,8 @@ class Compilations(Generic[Name]):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def announce(self) -> None:
-        """If some programs still compile after a second, prints the first one's name on stderr."""
-        _, waiting = wait(self._running.values(), PATIENCE)
+        """If some programs still compile a second after all began, prints the first one's name on stderr."""
+        _, waiting = wait(self._running.values(), max(0.0, self._began + PATIENCE - time.monotonic()))
         if waiting:
             say(f"compiling the {self._first(waiting)}")
 

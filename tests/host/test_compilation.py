@@ -45,6 +45,18 @@ def test_a_program_that_took_long_before_is_shown_with_its_time(
     assert first.endswith("the loop") and second.endswith("the loop (took 0 s before)")
 
 
+def test_a_message_before_the_text_does_not_delay_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    """The second of patience begins with the compilations."""
+    ends, waits = threading.Event(), list[float]()
+    compiling = Compilations({"loop": ends.wait})
+    monkeypatch.setattr(compilation, "PATIENCE", 0.0)
+    monkeypatch.setattr(compilation, "wait", lambda running, seconds: (waits.append(seconds) or set(), running))
+    compiling.announce()
+    ends.set()
+    assert waits == [0.0]
+    assert capsys.readouterr().err == "compiling the loop\n"
+
+
 def test_one_that_fails_is_heard_of():
     def fails():
         raise MemoryError("too large")
