@@ -82,7 +82,7 @@ class Get:
 
 @dataclasses.dataclass(frozen=True)
 class Methods:
-    """List all drafters, builders and controllers, and the methods that a checkpoint can run.
+    """List all drafters, builders and controllers with their settings, and the drafters that a checkpoint can run.
 
     For example: jaxspec methods --target builtin
     """
@@ -142,15 +142,15 @@ class Bench(Comparison):
     """
 
     methods: tuple[str, ...]
-    """Methods `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`. `plain`, the reference, always runs too. `all` means every head
-    as a chain, and every builder and controller that the checkpoint can run."""
+    """Methods `DRAFTER[@HEAD][+BUILDER][+CONTROLLER]`. `plain`, the reference, always runs too. `all` means prompt
+    lookup and every head as a chain, and the preferred head with each builder and each controller."""
     json: Path | None = None
     """Write the results to this file, such as out.json. Each answer is written at once to out.json.jsonl, from which a
     killed run resumes."""
     temperatures: tuple[float, ...] = ()
     """Run once at each of these temperatures. The first run writes OUT.json, the others OUT.t0.8.json and so on."""
     batch_sizes: tuple[int, ...] = ()
-    """Run once with each of these batch sizes. Output files are named like OUT.b4.json."""
+    """Run once with each of these batch sizes. The first run writes OUT.json, the others OUT.b4.json and so on."""
     prices: bool = True
     """After the questions, time the parts of a round, for the modelled speedup and the breakdown of the time. This
     compiles further programs, so it is done with --json only."""
@@ -158,7 +158,8 @@ class Bench(Comparison):
     """Write an HTML report to this file, as `jaxspec report` does. Needs --json."""
     simulate: str | None = None
     """acceptance=P0,P1,...: predict the speedup on a device with random weights. The likeliest draft at position i is
-    accepted with probability Pi; other nodes of a tree follow from that. --target can be just a config.json."""
+    accepted with probability Pi; other nodes of a tree follow from that. --target can be just a config.json. For the
+    controllers fixed, beta-ts and length-ts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
