@@ -48,7 +48,7 @@ class Generate:
 class Chat:
     """Talk with a model.
 
-    Answers stream. An answer takes at most half of the positions that the model has left, so that others can follow.
+    Answers stream. An answer takes at most half of the positions that the model has left, so that more answers fit.
 
     For example: jaxspec chat --target smollm2 --show-drafts
 
