@@ -73,7 +73,7 @@ class Head:
     """Dtype of the parameters. Default: the source's."""
     taps: str | None = None
     """For an EAGLE-3, DFlash or DSpark head: the target layers, counted from 0, whose inputs it reads, such as 2,16,29.
-    Default: those in its config, else those of its authors' code. The output says which and why."""
+    Default: those in its config, else those of its authors' code. The output gives them and the reason."""
     rows: Literal["own", "next"] | None = None
     """For a DFlash or DSpark head: the position whose token each row of a block drafts, its own or the next. Default:
     from the config; an error if it is not clear there. With the wrong one nearly every draft is rejected."""

@@ -104,7 +104,7 @@ def check_alone(command: Sequence[str], missing: Sequence[str] = ("--mesh", "mod
     variable, count = found
     typed = shlex.join([Path(command[0]).name, *command[1:]])
     raise ValueError(
-        f"{variable} says that this is one of {count} processes, and without a mesh each would run all of this by "
+        f"{variable} means that this is one of {count} processes, and without a mesh each would run all of this by "
         f"itself. To share the work run on all of them: {typed} {' '.join(missing)}, where N is the number of all "
         f"their devices. To run on this host alone: env -u {variable} {typed}"
     )
