@@ -323,7 +323,7 @@ class Dflash(Drafter):
         if outside := [tap for tap in options.taps if not 0 <= tap < target.num_layers]:
             raise ValueError(
                 f"reads the input of layer {outside[0]} (from 0) and this target has {target.num_layers}: it is for "
-                "another target"
+                "another target, or its layer numbers follow another convention (--taps)"
             )
         if options.mask_token >= target.vocab_size:
             raise ValueError(
