@@ -33,11 +33,18 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     tensors = head_parts.open_head(source, [f"{layer}.self_attn.q_proj.weight" for layer in _LAYERS])
     if more := next(filter(_SECOND_LAYER.match, tensors), None):
         raise CheckpointError(f"{source} holds {more}, and an EAGLE-3 head that jaxspec reads has one layer")
+    if config.layout == "its authors":
+        head_parts.name_theta(model, config.file)
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in tensors)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
     mask = head_parts.read_draft_vocabulary(config, tensors, model.vocab_size)
     settings = {"draft_vocabulary": mask, "own_embedding": "embed_tokens.weight" in tensors, **norms}
     if windows:
+        if not config.is_speculators:
+            raise CheckpointError(
+                f"{config.file} has layer_types 'sliding_attention', and only speculators and vLLM compute them; "
+                "write 'full_attention' if another project trained this head"
+            )
         settings["window"] = windows[0]
     if width != model.hidden_size:
         settings["target_width"] = width
@@ -47,7 +54,9 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
                 f"target of width {width} needs"
             )
     elif mask is None:
-        settings["own_head"] = True  # unless it proves to be the target's
+        settings["own_head"] = "lm_head.weight" in tensors  # unless it proves to be the target's
+        if not settings["own_head"]:
+            say(f"warning: {source} has no lm_head.weight, so the target's LM head is read, as in SGLang and vLLM")
     layer = next((layer for layer in _LAYERS if any(name.startswith(f"{layer}.") for name in tensors)), _LAYERS[0])
     return PublishedHead(
         config, Eagle3(), "EAGLE-3 head", model.vocab_size, width, settings, _published(layer, norms["tap_norm"]),

@@ -31,13 +31,7 @@ class Row(NamedTuple):
 
 
 _TABLE = (  # the first match counts
-    Row(
-        "a LiLiCorr head, with a reranker of candidates",
-        "lilicorr",
-        "LiLiCorr.*",
-        "lilicorr_.*",
-        r"(.*\.)?lilicorr\..*",
-    ),
+    Row("a LiLiCorr head, which reranks candidates", "lilicorr", "LiLiCorr.*", "lilicorr_.*", r"(.*\.)?lilicorr\..*"),
     Row(
         "a DFlash2 head, with convolutions and a candidate selector",
         "dflash2",

@@ -109,9 +109,11 @@ class PublishedHead:
         source, settings = self.config.source, self.settings
         if self.taps is not None:
             count, fc = len(self.taps.of(1)), tensors.get("fc.weight")
-            if fc is not None and len(fc.shape) == 2 and (reads := fc.shape[1] // self.hidden_size) != count:
+            width = self.hidden_size
+            if fc is not None and len(fc.shape) == 2 and (inputs := fc.shape[1]) != count * width:
                 raise CheckpointError(
-                    f"fc.weight in {source} reads {reads} layers, and {count} are named: {self.taps.reason}; use --taps"
+                    f"fc.weight in {source} has {inputs} inputs, and {count} layers of width {width} are named: "
+                    f"{self.taps.reason}; {INCOMPLETE if inputs % width else 'use --taps'}"
                 )
             settings = {**settings, "taps": [0] * count}
         assert self.model is not None
@@ -175,6 +177,15 @@ def shape_of(
     return shape, windows
 
 
+def name_theta(model: LlamaConfig, file: Path) -> None:
+    """Warns of a base of the rope that EAGLE's own code does not read, see `as_eagles`."""
+    if model.rope.scaling in ("linear", "dynamic") and model.rope.theta != 10_000:
+        say(
+            f"warning: rope_theta {model.rope.theta:g} of {file} is read, as SGLang and vLLM do; if EAGLE's own code "
+            "trained this head, set it to 10000, which that code takes where a rope is scaled"
+        )
+
+
 def windows_of(layers: Mapping[str, Any], file: Path) -> tuple[int, ...]:
     """The sliding window of each of a head's layers, 0 for none; empty if none has one. Raises CheckpointError."""
     types, window = layers.get("layer_types"), layers.get("sliding_window")
@@ -187,8 +198,9 @@ def windows_of(layers: Mapping[str, Any], file: Path) -> tuple[int, ...]:
         raise CheckpointError(f"layer_types {other[0]!r} in {file} is not supported")
     if not any(known[each] for each in types):
         return ()
-    if layers.get("use_sliding_window") is False:
-        raise CheckpointError(f"{file} has layer_types 'sliding_attention', and use_sliding_window false")
+    used = layers.get("use_sliding_window")  # without it Qwen's layers have no windows, and LLaMA's do not read it
+    if used is not True and (used is not None or layers.get("model_type") != "llama"):
+        raise CheckpointError(f"{file} has layer_types 'sliding_attention', and use_sliding_window is not true")
     size, layer_count = integer(layers, "sliding_window", str(file)), layers.get("num_hidden_layers")
     if len(types) != layer_count:
         raise CheckpointError(f"{file} has {len(types)} layer_types, and num_hidden_layers {layer_count}")

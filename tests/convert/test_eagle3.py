@@ -118,7 +118,7 @@ def test_a_head_narrower_than_its_target(folder: Path):
     assert_bitwise(back, found)
     assert values["target_hidden_size"] == WIDTH and imported(folder, folder / "back") == ours
     other = write(folder / "other", found, {**config, "target_hidden_size": 64} | {"hidden_size": WIDTH // 2})
-    assert "reads 1 layers" in refused_head(folder, other)
+    assert "has 96 inputs, and 3 layers of width 64 are named" in refused_head(folder, other)
     wide = write(folder / "wide", found | {"fc.weight": np.zeros((WIDTH // 2, 3 * 64), np.float32)}, {
         **config, "target_hidden_size": 64,
     })  # fmt: skip
@@ -162,6 +162,21 @@ def test_whole_vocabulary(filled: bool | None, folder: Path):
 def test_a_rope_that_changes_within_a_text_is_named(folder: Path):
     rope = {"max_position_embeddings": 16, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
     assert "dynamic scaling from 16 tokens on" in said(folder, write(folder / "head", eagle3(), {**EAGLE3, **rope}))
+
+
+@pytest.mark.parametrize(("theta", "kind"), [(5e5, "linear"), (5e5, "llama3"), (1e4, "linear")])
+def test_a_base_that_only_some_projects_read_is_named(theta: float, kind: str, folder: Path):
+    rope = {"type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = {**EAGLE3, "rope_theta": theta, "rope_scaling": rope}
+    text = said(folder, write(folder / "head", eagle3(), config))
+    assert ("EAGLE's own code trained this head, set it to 10000" in text) == ((theta, kind) == (5e5, "linear"))
+
+
+def test_a_head_without_an_lm_head_takes_the_targets(folder: Path):
+    found = {name: array for name, array in eagle3(drafted=VOCABULARY).items() if name != "lm_head.weight"}
+    assert "so the target's LM head is read" in said(folder, write(folder / "head", found, EAGLE))
+    assert not heads.read_head(folder / HEAD, "eagle3").settings["own_head"]
+    assert_bitwise(exported(folder, "eagle3")[0], found | {"lm_head.weight": tensors(folder / "hf")["lm_head.weight"]})
 
 
 def test_variants_of_the_files(folder: Path):

@@ -153,8 +153,8 @@ def test_wrong_pairings_of_export(kind: str, folder: Path):
     [
         ("eagle", {}, {"layers.0.post_attention_layernorm.weight": np.full(WIDTH, np.nan, np.float32)}, "NaN"),
         ("eagle3", {}, {"midlayer.hidden_norm.weight": np.full(WIDTH, np.nan, np.float32)}, "NaN"),
-        ("eagle3", {LISTED: [1, 2, 8]}, {}, "reads the input of layer 8 (from 0) and this target has 8"),
-        ("eagle3", {"eagle_config": {LISTED: [1, 2, 7]}}, {}, "reads the input of layer 8"),
+        ("eagle3", {LISTED: [1, 2, 9]}, {}, "reads the input of layer 9 (from 0) and this target has 8"),
+        ("eagle3", {"eagle_config": {LISTED: [1, 2, 7]}}, {}, "the output of the target's last layer"),
         ("eagle3", {LISTED: [-1, 2, 7]}, {}, "reads the input of layer -1"),
         ("dflash", {}, {"norm.weight": np.full(WIDTH, np.nan, np.float32)}, "NaN"),
         ("dflash", {"dflash_config": {"mask_token_id": 96}}, {}, "mask token 96"),
@@ -184,7 +184,7 @@ def test_taps_that_are_named(folder: Path):
     refuse = lambda taps: refused_head(folder, source, "--taps", taps)
     assert "separated by commas, such as 2,16,29, not '2;3'" in refuse("2;3")
     assert "reads the input of layer 9" in refuse("1,2,9")
-    assert "reads 3 layers, and 2 are named" in refuse("1,2")
+    assert "has 96 inputs, and 2 layers of width 32 are named: as given by --taps; use --taps" in refuse("1,2")
     other = write(folder / "medusa", medusa(), MEDUSA)
     assert "--taps is for EAGLE-3 and DFlash heads" in refused_head(folder, other, "--taps", "1,2,3")
 
