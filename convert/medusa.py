@@ -12,7 +12,7 @@ from flax import nnx
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, readers
 from jaxspec.convert.head_parts import INCOMPLETE, Files, OwnHead, PublishedHead, Unsupported
-from jaxspec.convert.names import MEDUSA
+from jaxspec.convert.names import MEDUSA, unprefixed
 from jaxspec.convert.readers import Source
 from jaxspec.convert.transfer import match
 from jaxspec.drafters.medusa import Medusa, MedusaHeads
@@ -72,7 +72,7 @@ def _open(source: Path) -> Source:
     files = [file for suffix in ("safetensors", "pt") if (file := source / f"medusa_lm_head.{suffix}").exists()]
     if len(files) > 1:
         say(f"warning: {source} holds both {' and '.join(file.name for file in files)}; only the first is read")
-    tensors = readers.open_file_or_shards(files[0]) if files else readers.open_directory(source)
+    tensors = unprefixed(readers.open_file_or_shards(files[0]) if files else readers.open_directory(source), source, ())
     own = {name.removeprefix(MEDUSA): tensor for name, tensor in tensors.items() if name.startswith(MEDUSA)}
     if own and len(own) < len(tensors):
         say(f"{source} holds a model with its heads; only the heads are converted")

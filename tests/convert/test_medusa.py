@@ -39,7 +39,8 @@ def test_computes_what_pytorch_does(folder: Path):
     source, theirs = folder / "published", module()
     source.mkdir()
     (source / "config.json").write_text(json.dumps(MEDUSA))
-    torch.save(theirs.state_dict(), source / "medusa_lm_head.pt")
+    state = {f"module.{name}": tensor for name, tensor in theirs.state_dict().items()}  # as DataParallel names them
+    torch.save(state, source / "medusa_lm_head.pt")
     assert imported(folder, source).settings == {"heads": MEDUSA_HEADS}
     ours = restore_head(loading.load(folder / "ckpt", "float32"), Medusa(), folder / HEAD)
     x = np.random.default_rng(0).standard_normal((4, WIDTH)).astype(np.float32)
