@@ -48,7 +48,7 @@ _TABLE = (  # the first match counts
     ),
     Row(
         "a DSpark head as Model Optimizer writes it, with settings and names of its own",
-        keys="use_confidence_head|shift_label",
+        keys="use_confidence_head",
         tensors=r"(?!.*markov_head\.)(.*\.)?(markov_w[12]|confidence_proj)\..*",
     ),
     Row("a DSpark head inside a target of its own family (dspark_* settings)", keys="dspark_(?!config).*"),
@@ -231,6 +231,14 @@ def read(source: Path, kind: str) -> PublishedConfig:
         named = [name for name in classes if name is not None]
         if named and (len(named) > 1 or named[0] not in known):
             raise CheckpointError(f"{file} has architectures {named}, and such heads are read of {', '.join(known)}")
+        types, named = (
+            [row.types for row in _TABLE if row.kind == kind and row.types],
+            raw.get("speculators_model_type"),
+        )
+        if named not in types and (named is not None or "transformer_layer_config" in raw):
+            raise CheckpointError(
+                f"{file} has speculators_model_type {named!r}, and such heads are read of {', '.join(types) or 'none'}"
+            )
         ropes = [section(described, name, file) for name in ("rope_parameters", "rope_scaling")]
         ropes = [{"rope_type" if key == "type" else key: rope[key] for key in rope} for rope in ropes]
         theta = {"rope_theta": described.get("rope_theta")}

@@ -106,17 +106,17 @@ class PublishedHead:
 
     def with_tensors(self, tensors: Source) -> "PublishedHead":
         """The head with its tensors. Raises CheckpointError where they do not fit its config."""
-        source, settings = self.config.source, self.settings
+        source, settings, width = self.config.source, self.settings, self.hidden_size
+        assert self.model is not None
         if self.taps is not None:
             count, fc = len(self.taps.of(1)), tensors.get("fc.weight")
-            width = self.hidden_size
-            if fc is not None and len(fc.shape) == 2 and (inputs := fc.shape[1]) != count * width:
+            rows, *inputs = (0,) if fc is None else fc.shape or (0,)
+            if rows == self.model.hidden_size and len(inputs) == 1 and inputs[0] != count * width:
                 raise CheckpointError(
-                    f"fc.weight in {source} has {inputs} inputs, and {count} layers of width {width} are named: "
-                    f"{self.taps.reason}; {INCOMPLETE if inputs % width else 'use --taps'}"
+                    f"fc.weight in {source} has {inputs[0]} inputs, and {count} layers of width {width} are named: "
+                    f"{self.taps.reason}; {INCOMPLETE if inputs[0] % width else 'use --taps'}"
                 )
             settings = {**settings, "taps": [0] * count}
-        assert self.model is not None
         held = {int(one[1]) for name in tensors if (one := _LAYER.match(name))}
         if held and max(held) + 1 < self.model.num_layers:  # before so many layers are built
             raise CheckpointError(

@@ -80,7 +80,7 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**DEEPSPEC, "architectures": ["Gemma4DSparkModel"]}, TABLES, ["Gemma"]),
         ({**FLAT, "architectures": ["DFlashDraftModel"]}, TABLES, ["sample_from_anchor", "--rows"]),
         (FLAT, {}, ["sample_from_anchor"]),
-        (nested(shift_label=True), {}, ["Model Optimizer"]),
+        (nested(shift_label=True), {}, ["'shift_label' to True"]),
         (
             {**DEEPSPEC, "sliding_window": 8, "layer_types": ["sliding_attention"] * 2, "use_sliding_window": True}, {},
             ["no is_causal", "projects disagree"],
@@ -198,6 +198,7 @@ def nested(**settings: Any) -> dict[str, Any]:
         ({**SPECULATORS, "target_hidden_size": 64}, {}, ["target_hidden_size 64", "as wide as their target"]),
         ({**OFFICIAL, "num_target_layers": []}, {}, ["a whole number above 0 as 'num_target_layers'", "it has []"]),
         ({**SPECULATORS, "draft_vocab_size": 40}, {}, ["draft_vocab_size 40", "lm_head.weight is missing"]),
+        (without("speculators_model_type", SPECULATORS), {}, ["speculators_model_type None", "of dspark, dflash"]),
         ({**SPECULATORS, "transformer_layer_config": None}, {}, ["'transformer_layer_config'"]),
     ],
 )  # fmt: skip
@@ -282,6 +283,7 @@ MEANING_ANOTHER = {
         ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, {}, ["rope type 'yarn'"]),
         ({"speculators_model_type": "eagle3"}, {}, ["'transformer_layer_config'"]),
         ({"speculators_model_type": "peagle"}, {}, ["P-EAGLE's head"]),
+        ({"speculators_model_type": "mlp", "architectures": ["Eagle3DraftModel"]}, {}, ["type 'mlp'", "of eagle3"]),
     ],
 )
 def test_heads_with_the_tensors_of_eagle3(config: dict, more: dict, words: list[str], tmp_path: Path):
