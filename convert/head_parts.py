@@ -365,19 +365,19 @@ def as_eagles(head: OwnHead, qkv_bias: bool) -> dict[str, Any]:
         (model.head_dim * model.num_heads != model.hidden_size, f"a head_dim of {model.head_dim}"),
     ):
         if differs:
-            say(f"warning: this head has {what}, which EAGLE's own code does not compute; SGLang and vLLM do")
+            say(f"warning: this head has {what}, which EAGLE's own code does not compute; vLLM does")
     if (scaling := values["rope_scaling"]) is None:
         return values
-    if values["rope_theta"] != 10_000:
-        say(
-            f"warning: EAGLE's own code takes rope_theta 10000 where a rope is scaled, and not {values['rope_theta']:g}"
-        )
     original = scaling.get("original_max_position_embeddings", values["max_position_embeddings"])
     if scaling["rope_type"] == "llama3" or original != values["max_position_embeddings"]:
         say(
             f"warning: EAGLE's own code does not support this head's rope scaling ({scaling['rope_type']}); SGLang does"
         )
         return values
+    if values["rope_theta"] != 10_000:
+        say(
+            f"warning: EAGLE's own code takes rope_theta 10000 where a rope is scaled, and not {values['rope_theta']:g}"
+        )
     return {**values, "rope_scaling": {"type": scaling["rope_type"], "factor": scaling["factor"]}}
 
 
