@@ -47,7 +47,7 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     if is_checkpoint(source):
         check_same_vocabulary(goal, load_tokenizer(target), source)
     if shape.settings.get("draft_vocabulary") is not None:
-        raise CheckpointError(f"the head at {source} already has a draft vocabulary; cut the head that it was cut from")
+        raise CheckpointError(f"the head at {source} already has a draft vocabulary; cut one that has none")
     rows, wanted = goal.model.vocab_size, {*ids, *goal.eos}
     if max(wanted, default=0) >= shape.model.vocab_size < rows:
         raise ValueError(f"the draft vocabulary has token {max(wanted)}, and the draft model has no such token")
@@ -95,7 +95,7 @@ def read_ids(path: Path) -> list[int]:
             loaded = readers.load_torch(path)
             values = loaded if isinstance(loaded, list) else np.asarray(loaded).tolist()
         else:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             values = json.loads(text) if text.lstrip().startswith("[") else [int(word) for word in text.split()]
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
@@ -103,7 +103,9 @@ def read_ids(path: Path) -> list[int]:
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
     is_id = lambda value: type(value) is int and abs(value) < 2**31
     if not isinstance(values, list) or not values or not all(map(is_id, values)):
-        raise CheckpointError(f"{path} holds no list of token ids: it must have at least one, all of at most 32 bits")
+        raise CheckpointError(
+            f"{path} holds no list of token ids: it must be of whole numbers of at most 32 bits, at least one"
+        )
     return values
 
 

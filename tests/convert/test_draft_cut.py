@@ -180,10 +180,17 @@ def test_ids_in_a_bucket(in_bucket: Bucket, tmp_path: Path):
         draft_cut.read_ids(file.with_name("other.pt"))
 
 
+@pytest.mark.parametrize("text", ["[8, 5]", "8 5\n", "8\r\n5"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])  # editors on Windows write it
+def test_ids_with_a_mark_of_byte_order(mark: str, text: str, tmp_path: Path):
+    (tmp_path / "ids").write_text(mark + text, encoding="utf-8")
+    assert draft_cut.read_ids(tmp_path / "ids") == [8, 5]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1.5]", "no list of token ids"),
+        ("[1.5]", "must be of whole numbers"),
         ("{}", "no list of token ids"),
         ("[10000000000]", "no list of token ids"),
         ("[-10000000000]", "no list of token ids"),
@@ -228,7 +235,7 @@ def test_a_published_head_is_to_be_converted_first(tmp_path: Path, ids: Path):
 def test_a_cut_head_is_neither_cut_again_nor_exported(tmp_path: Path, ids: Path):
     out, again = cut("builtin/heads/eagle", tmp_path / "eagle", ids), tmp_path / "again"
     said = refused(out, again, "--target", "builtin", "--draft-ids", ids, command="head")
-    assert "already has a draft vocabulary" in said
+    assert "already has a draft vocabulary; cut one that has none" in said
     said = refused(out, again, "--format", "eagle", "--target", "builtin", command="export")
     assert "was cut to a draft vocabulary, which --format eagle cannot describe; export another head" in said
 
