@@ -70,11 +70,12 @@ class PublishedConfig:
         """The project whose layout it has."""
         if self.is_speculators:
             return "speculators and vLLM"
-        if "Qwen3DSparkModel" in self.classes or "Qwen3Eagle3Model" in self.classes:
+        of_dspark = self.given.get("projector_type") == "dspark"  # SpecForge writes it under DeepSpec's class too
+        if not of_dspark and not {"Qwen3DSparkModel", "Qwen3Eagle3Model"}.isdisjoint(map(str, self.classes)):
             return "DeepSpec"
         own_class = "DSparkDraftModel" in self.classes or "LlamaForCausalLMEagle3" in self.classes
         own_settings = "eagle_config" in self.raw or self.raw.get("dspark_config")
-        if own_class or own_settings or self.given.get("projector_type") == "dspark":
+        if own_class or own_settings or of_dspark:
             return "SpecForge and SGLang"
         return "its authors"
 

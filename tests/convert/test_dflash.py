@@ -182,7 +182,7 @@ def test_the_first_draft_of_a_dspark_head(folder: Path):
 
 
 def test_specforges_dspark_is_deepspecs(folder: Path):
-    """Settings in a section, and early names of the terms."""
+    """Settings in a section, and early names of the terms; for SGLang, with DeepSpec's class and its settings too."""
     ours = imported(folder, write(folder / "head", with_target(dspark(), folder / "hf"), DEEPSPEC | DSPARK_TERMS))
     terms = {"projector_type": "dspark", "attention_mode": "gqa", "confidence_head_alpha": 1.0, **DSPARK_TERMS}
     del terms["enable_confidence_head"]
@@ -190,6 +190,12 @@ def test_specforges_dspark_is_deepspecs(folder: Path):
     found = {f"logit_head.{name}" if "_head." in name else name: array for name, array in dspark().items()}
     config = {**DFLASH, "architectures": ["DSparkDraftModel"], "dflash_config": nested}
     assert imported(folder, write(folder / "specforge", found, config)) == ours
+    config |= {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": nested["markov_rank"],
+        "markov_head_type": "vanilla",
+    }
+    assert imported(folder, write(folder / "sglang", found, config)) == ours
 
 
 @pytest.mark.parametrize(
