@@ -238,9 +238,12 @@ def _terms(config: PublishedConfig, tensors: Mapping[str, Tensor]) -> dict[str, 
     """The settings about DSpark's terms. Raises CheckpointError where config and tensors disagree."""
     given, file, layout = config.given, config.file, config.layout
     speculators = given.get("speculators_model_type") == "dspark"
-    rank, kind = _whole(config, "markov_rank", 256 * speculators), given.get("markov_head_type", "vanilla")
-    if kind != "vanilla":
-        raise CheckpointError(f"{file} sets 'markov_head_type' to {kind!r}, and jaxspec only reads 'vanilla'")
+    rank = _whole(config, "markov_rank", 256 * speculators)
+    # The number of heads tells whether they share keys and values (gqa) or not (mha).
+    for key, known in {"markov_head_type": ("vanilla",), "attention_mode": ("gqa", "mha")}.items():
+        if (value := given.get(key, known[0])) not in known:
+            told = " or ".join(map(repr, known))
+            raise CheckpointError(f"{file} sets {key!r} to {value!r}, and jaxspec only reads {told}")
     enabled = boolean(given, "enable_confidence_head", file)
     if enabled is None:
         alpha = given.get("confidence_head_alpha", 0)

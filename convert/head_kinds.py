@@ -174,7 +174,7 @@ _FUSED = _words("speculators_model_type transformer_layer_config draft_vocab_siz
 _BLOCKS = _words("block_size mask_token_id target_layer_ids")
 _DSPARK = _words(
     """markov_rank markov_head_type enable_confidence_head confidence_head_with_markov confidence_head_alpha
-    sample_from_anchor projector_type causal causal_head is_causal"""
+    sample_from_anchor projector_type attention_mode causal causal_head is_causal"""
 )
 _EAGLE3_ON = "is_causal next_layer_regular use_aux_hidden_state use_input_layernorm_in_first_layer use_last_layernorm"
 _DFLASH_OFF = "shift_label use_swa use_confidence_head"
@@ -198,7 +198,7 @@ _KEYS = {
     ),
     "dflash": Keys(
         _FUSED | _BLOCKS | _DSPARK | {"dflash_config", "dspark_config", INPUTS, "sliding_window_non_causal"},
-        {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False), "attention_mode": "gqa"},
+        {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False)},
         _BLOCKS | _DSPARK,
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), {"medusa_num_layers": 1}),

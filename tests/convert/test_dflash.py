@@ -1,5 +1,6 @@
 """DFlash heads imported and exported: each layout bit for bit, the meaning of its config, and refusals."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,10 @@ def test_specforges_dspark_is_deepspecs(folder: Path):
         "markov_head_type": "vanilla",
     }
     assert imported(folder, write(folder / "sglang", found, config)) == ours
+    (folder / "sglang" / "config.json").write_text(
+        json.dumps(config | {"dflash_config": {**nested, "attention_mode": "mha"}})
+    )
+    assert imported(folder, folder / "sglang") == ours
 
 
 @pytest.mark.parametrize(
