@@ -47,8 +47,10 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
         raise CheckpointError(f"{config.file} gives no rope_theta, and projects disagree on its default; add its own")
     read_taps = _read_taps(config, taps, model.num_layers)
     stored = head_parts.open_head(source, ["layers.0.self_attn.q_proj.weight"])
-    prefixed = {f"logit_head.{name}": name for name in _OURS.values()}  # early SpecForge's names of DSpark's terms
-    tensors = {prefixed.get(name, name): tensor for name, tensor in stored.items()}
+    # Early SpecForge's names of DSpark's terms. Later ones come first, as in its own code.
+    early = {f"logit_head.{name}": name for name in _OURS.values()}
+    tensors = {early[name]: tensor for name, tensor in stored.items() if name in early}
+    tensors |= {name: tensor for name, tensor in stored.items() if name not in early}
     causal = _causal(config, windows or (0,) * model.num_layers)
     for key in _ASSERTED if config.layout == "DeepSpec" else _BLOCK:
         if config.given.get(key) is None:

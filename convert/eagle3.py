@@ -176,8 +176,9 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None) -> Taps:
         return Taps(top, f"{LISTED} at the top level of config.json, read as layers whose inputs these are")
     if outputs or inner:
         return head_parts.tapped_after(outputs or inner or (), OUTPUTS if outputs else f"{LISTED} in eagle_config")
-    where = "2, n/2 and n - 3, or the nearest that there are"
-    return Taps(official_taps, f"those of EAGLE's own code ({where}), since config.json lists none")
+    return Taps(
+        official_taps, "those of EAGLE's own code (2, n/2, n - 3, or the nearest), since config.json lists none"
+    )
 
 
 def _norms(config: PublishedConfig) -> dict[str, Any]:

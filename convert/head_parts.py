@@ -70,12 +70,12 @@ class PublishedConfig:
         """The project whose layout it has."""
         if self.is_speculators:
             return "speculators and vLLM"
-        of_dspark = self.given.get("projector_type") == "dspark"  # SpecForge writes it under DeepSpec's class too
-        if not of_dspark and not {"Qwen3DSparkModel", "Qwen3Eagle3Model"}.isdisjoint(map(str, self.classes)):
+        # SpecForge writes DeepSpec's class for SGLang, beside settings in a section.
+        section_of_dspark = self.given.get("projector_type") == "dspark" or bool(self.raw.get("dspark_config"))
+        if not section_of_dspark and not {"Qwen3DSparkModel", "Qwen3Eagle3Model"}.isdisjoint(map(str, self.classes)):
             return "DeepSpec"
         own_class = "DSparkDraftModel" in self.classes or "LlamaForCausalLMEagle3" in self.classes
-        own_settings = "eagle_config" in self.raw or self.raw.get("dspark_config")
-        if own_class or own_settings or of_dspark:
+        if own_class or section_of_dspark or "eagle_config" in self.raw:
             return "SpecForge and SGLang"
         return "its authors"
 

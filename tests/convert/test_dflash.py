@@ -189,6 +189,8 @@ def test_specforges_dspark_is_deepspecs(folder: Path):
     del terms["enable_confidence_head"]
     nested = {**DFLASH["dflash_config"], **terms}
     found = {f"logit_head.{name}" if "_head." in name else name: array for name, array in dspark().items()}
+    found |= {name: array for name, array in dspark().items() if "markov_w1" in name}
+    found["logit_head.markov_head.markov_w1.weight"] = np.zeros((1, 1), np.float32)  # its own code drops it
     config = {**DFLASH, "architectures": ["DSparkDraftModel"], "dflash_config": nested}
     assert imported(folder, write(folder / "specforge", found, config)) == ours
     config |= {
@@ -201,6 +203,8 @@ def test_specforges_dspark_is_deepspecs(folder: Path):
         json.dumps(config | {"dflash_config": {**nested, "attention_mode": "mha"}})
     )
     assert imported(folder, folder / "sglang") == ours
+    config = {**config, "dflash_config": None, "dspark_config": {**DFLASH["dflash_config"], **DSPARK_TERMS}}
+    assert imported(folder, write(folder / "flat", found, config)) == ours
 
 
 @pytest.mark.parametrize(
