@@ -42,7 +42,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     if windows:
         if not config.is_speculators:
             raise CheckpointError(
-                f"{config.file} has layer_types 'sliding_attention', and only speculators and vLLM compute them; "
+                f"{config.file} has layer_types 'sliding_attention', whose window only speculators and vLLM compute; "
                 "write 'full_attention' if another project trained this head"
             )
         settings["window"] = windows[0]
@@ -176,9 +176,7 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None) -> Taps:
         return Taps(top, f"{LISTED} at the top level of config.json, read as layers whose inputs these are")
     if outputs or inner:
         return head_parts.tapped_after(outputs or inner or (), OUTPUTS if outputs else f"{LISTED} in eagle_config")
-    return Taps(
-        official_taps, "those of EAGLE's own code (2, n/2, n - 3, or the nearest), since config.json lists none"
-    )
+    return Taps(official_taps, "those of EAGLE's own code (2, n/2, n - 3, or nearest), since config.json lists none")
 
 
 def _norms(config: PublishedConfig) -> dict[str, Any]:

@@ -231,10 +231,7 @@ def read(source: Path, kind: str) -> PublishedConfig:
         named = [name for name in classes if name is not None]
         if named and (len(named) > 1 or named[0] not in known):
             raise CheckpointError(f"{file} has architectures {named}, and such heads are read of {', '.join(known)}")
-        types, named = (
-            [row.types for row in _TABLE if row.kind == kind and row.types],
-            raw.get("speculators_model_type"),
-        )
+        named, types = raw.get("speculators_model_type"), [row.types for row in _TABLE if row.kind == kind if row.types]
         if named not in types and (named is not None or "transformer_layer_config" in raw):
             raise CheckpointError(
                 f"{file} has speculators_model_type {named!r}, and such heads are read of {', '.join(types) or 'none'}"

@@ -267,7 +267,11 @@ MEANING_ANOTHER = {
         ({}, {"lm_head.weight": ONES(97, WIDTH)}, ["draft_vocab_size 40", "97 rows"]),
         ({"sliding_window": 2048}, {}, ["sliding-window attention (sliding_window 2048)"]),
         ({"layer_types": ["sliding_attention"]}, {}, ["'sliding_window'", "None"]),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, {}, ["only speculators and vLLM compute them"]),
+        (
+            {"layer_types": ["sliding_attention"], "sliding_window": 8},
+            {},
+            ["whose window only speculators and vLLM compute"],
+        ),
         ({"post_norm": False}, {}, ["'post_norm'", "which is unknown here"]),
         ({"eagle_config": 3}, {}, ["an object as 'eagle_config'"]),
         ({"fc_norm": "each"}, {}, ["true or false as 'fc_norm'"]),

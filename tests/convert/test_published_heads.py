@@ -64,8 +64,8 @@ KINDS: dict[str, Callable[..., tuple[dict[str, np.ndarray], dict[str, Any]]]] = 
             "eagle3",
             {
                 "format": "EAGLE-3 head, in the layout of its authors",
-                "taps": "by the target (those of EAGLE's own code (2, n/2, n - 3, or the nearest), "
-                "since config.json lists none)",
+                "taps": "by the target (those of EAGLE's own code (2, n/2, n - 3, or nearest), since config.json lists "
+                "none)",
                 "midlayer.self_attn.q_proj.weight": "[32, 64]",
             },
             {
