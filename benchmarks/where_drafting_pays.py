@@ -26,12 +26,12 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxspec.controllers import LengthTS
 from jaxspec.decoding import loop
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.decode_state import DecodeState, select_rows
 from jaxspec.decoding.drafter import Drafter, Drafts, Models
 from jaxspec.decoding.round_records import count_round, of_drafter
 from jaxspec.decoding.rule import Verdict
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.decoding.tree import subtree
 from jaxspec.methods.method import parse_method
 from jaxspec.model.backend import TREE_SIZES_BY_COST

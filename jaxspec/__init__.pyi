@@ -8,7 +8,7 @@ from jaxspec.checkpoint.loading import load as load
 from jaxspec.decoding.builder import TreeBuilder as TreeBuilder
 from jaxspec.decoding.controller import Controller as Controller
 from jaxspec.decoding.controller import DraftSignals as DraftSignals
-from jaxspec.decoding.cost_table import CostTable as CostTable
+from jaxspec.decoding.strategy import CostTable as CostTable
 from jaxspec.decoding.drafter import Committed as Committed
 from jaxspec.decoding.drafter import Drafter as Drafter
 from jaxspec.decoding.drafter import Drafts as Drafts

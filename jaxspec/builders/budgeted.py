@@ -9,9 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, keep, top_nodes, widest
 from jaxspec.decoding.builder import Grown
-from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.strategy import COST, FITTED, VERIFY, CostAware
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY, ContextCosts, CostAware, Ratios
 from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, levels, sizes_up_to, take
 
 

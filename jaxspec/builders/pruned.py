@@ -11,9 +11,8 @@ import jax.numpy as jnp
 
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, widest
 from jaxspec.decoding.builder import Grown
-from jaxspec.decoding.cost_table import CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.strategy import MOST
+from jaxspec.decoding.strategy import MOST, CostTable, read_ratio, round_ratio, show_ratio
 from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, take
 
 TOTAL = 64

@@ -12,10 +12,9 @@ from jaxspec.controllers.posterior_update import compared, draw_beta
 from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import DraftSignals
-from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.strategy import COST, FITTED, VERIFY
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY, ContextCosts, Ratios
 from jaxspec.decoding.tree import Rows
 
 # Prior mean and precision (inverse variance) of a and b: log-odds of acceptance = a + b · the draft's own log-odds.

@@ -12,10 +12,9 @@ from jaxspec.controllers.posterior_update import check_prior, draw_beta
 from jaxspec.controllers.round_cost import DISCOUNT, LONGEST, Density, LengthPlanner, chain_density, count_density
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import DraftSignals
-from jaxspec.decoding.cost_table import ContextCosts, Ratios
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.round_records import RoundCounts
-from jaxspec.decoding.strategy import COST, FITTED, VERIFY
+from jaxspec.decoding.strategy import COST, FITTED, VERIFY, ContextCosts, Ratios
 from jaxspec.decoding.tree import Rows
 
 LIKENESS = 10.0  # weight, in comparisons, of the previous position's mean as a prior; chosen by simulation

@@ -18,10 +18,10 @@ from jaxspec.checkpoint.memory import available_bytes
 from jaxspec.controllers.acceptance_predictor import FOLDER
 from jaxspec.costs.timed_loops import ToLevel
 from jaxspec.costs.timing import interpolated, piece_times
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.prefill_buckets import power_of_two, shapes
 from jaxspec.decoding.request import Request, SamplingParams
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.host import environment
 from jaxspec.host.atomic import write_whole
 from jaxspec.host.processes import broadcast_from_first, is_first

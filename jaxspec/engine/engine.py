@@ -9,9 +9,9 @@ from jax.sharding import Mesh
 
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import costs_of
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.continuous_batching import PrefillQueue, decode, snapshots
 from jaxspec.engine.default_method import default_of
 from jaxspec.engine.generation import Generation, text_of_row

@@ -16,8 +16,8 @@ from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import costs_of
 from jaxspec.costs.timing import spread
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, quality, results, runner, simulate, table

@@ -12,8 +12,8 @@ from jaxspec.builders import Chain
 from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.calibration import SPEEDS, costs_key, how_run, measure, speeds_key, store
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import drafter_of, load_head

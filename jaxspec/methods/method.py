@@ -9,11 +9,10 @@ from jaxspec.controllers import CONTROLLERS, Fixed
 from jaxspec.controllers.plain_rounds import PlainRounds
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.rule import Rule
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.strategy import MOST, CostAware, Strategy
+from jaxspec.decoding.strategy import MOST, CostAware, CostTable, Strategy
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.history import LONGEST as LONGEST_MATCH
 from jaxspec.drafters.history import WithHistory

@@ -15,9 +15,9 @@ from rich.console import Console
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.controllers.beta_ts import BetaTS
 from jaxspec.costs.calibration import DEPTH, WIDTHS
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.prefill import FIRST_TOKEN
 from jaxspec.decoding.prefill_buckets import accelerator_chunk
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.program import Program
 from jaxspec.host import environment
 from jaxspec.host.arguments import check_options, check_unused

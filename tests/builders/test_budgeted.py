@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxspec.builders.budgeted import Budgeted
 from jaxspec.decoding import tree as trees
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.methods.method import parse_method
 from tests.builders.tables import Paths, grown, paths_of, prune, tables
 

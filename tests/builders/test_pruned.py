@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxspec.builders.eagle2 import Eagle2
 from jaxspec.builders.pruned import Pruned
 from jaxspec.decoding import tree as trees
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.methods.method import parse_method
 from jaxspec.rules.greedy import propose_top_k
 from tests.builders.tables import children, grown, level, paths_of, prune, tables

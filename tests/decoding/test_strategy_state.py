@@ -12,10 +12,10 @@ import pytest
 from jaxspec.builders.chain import Chain
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.decoding import loop, prefill
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.decode_state import DecodeState, enlarge
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.speculation import Speculation
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.drafters import DRAFTERS
 from jaxspec.drafters.early_exit import EarlyExit
 from jaxspec.methods.method import Method, parse_method

@@ -20,7 +20,7 @@ from jaxspec.builders.pruned import Pruned
 from jaxspec.checkpoint import config_json, memory, parameters
 from jaxspec.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.convert import llama
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine import program
 from jaxspec.engine.program import LOOP, Program
 from jaxspec.engine.requests import requests_of

@@ -12,7 +12,7 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import load
 from jaxspec.costs import calibration, timing
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.drafters.dflash import Dflash
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import head_config

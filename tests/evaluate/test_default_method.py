@@ -16,7 +16,7 @@ from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.commands import methods as methods_command
 from jaxspec.costs import calibration
 from jaxspec.costs.calibration import how_run
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.drafters import Medusa
 from jaxspec.engine.default_method import default_at, default_of
 from jaxspec.engine.engine import Engine

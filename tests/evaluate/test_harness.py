@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jaxspec import Engine, load
-from jaxspec.decoding.cost_table import CostTable
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.scoring import scores
 from tests import checkpoints
 from tests.chat_templates import GEMMA

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.evaluation import numbers_of, parse_shard
 from jaxspec.options.by_command import Eval, Merge

@@ -13,9 +13,9 @@ import pytest
 from jaxspec.builders import Budgeted
 from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.rule import Draws, Verdict
 from jaxspec.decoding.sampling import Sampling
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.decoding.tree import DraftTree
 from jaxspec.drafters.dflash import DflashHead
 from jaxspec.engine.statistics import statistics_of

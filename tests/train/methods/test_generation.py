@@ -11,8 +11,8 @@ import pytest
 
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint
-from jaxspec.decoding.cost_table import CostTable
 from jaxspec.decoding.request import SamplingParams
+from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.train.data import dataset, encoding, records, self_prompts
 from jaxspec.train.data.prompts import Prompt, cut_prompts, load_prompts
