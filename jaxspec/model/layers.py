@@ -53,7 +53,7 @@ class Linear(nnx.Module):
 
     The kernel is converted to the dtype of x.
 
-    Stacked layers, as in a mixture of experts, have one more axis in front of every array (`mlp.py`).
+    Stacked layers, as in a mixture of experts, have one more axis in front of every array (`llama.MixtureOfExperts`).
     """
 
     kernel: Any  # an nnx.Param, or a QuantizedKernel

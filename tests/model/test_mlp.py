@@ -10,7 +10,7 @@ from jaxspec.checkpoint import memory, parameters
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.model import quantization
 from jaxspec.model.config import LlamaConfig
-from jaxspec.model.mlp import MixtureOfExperts, run_all, run_selected
+from jaxspec.model.llama import MixtureOfExperts, run_all, run_selected
 
 CONFIG = LlamaConfig(
     vocab_size=8, hidden_size=16, intermediate_size=24, num_layers=1, num_heads=2, num_kv_heads=1, head_dim=8,
