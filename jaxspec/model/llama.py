@@ -22,7 +22,6 @@ from jaxspec.model.layers import Linear, RMSNorm, fusion_barrier, multiply_padde
 from jaxspec.model.rope import rotary, rotate
 from jaxspec.model.sharding import constrain
 
-
 STREAM = ("batch", None, "embed")
 """Logical axes of the residual stream. They are enforced: the partitioner might shard D, and then each norm would need
 an all-reduce."""

@@ -26,8 +26,7 @@ from jaxspec.train import options
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods.edd import draw_rounds
-from jaxspec.train.methods.skip_search import read_skip_set, read_trials, write_skip_set
-from jaxspec.train.methods.skip_suggestion import Trial
+from jaxspec.train.methods.skip_search import Trial, read_skip_set, read_trials, write_skip_set
 from jaxspec.train.run import heads
 from jaxspec.train.run.folder import run_folder
 from jaxspec.train.run.packed import Summed, distil, positions, read

@@ -20,8 +20,7 @@ from jaxspec.train.hyperparameters import BlockObjective
 from jaxspec.train.methods import kept_blocks, skip_search
 from jaxspec.train.methods.edd import rounds_of
 from jaxspec.train.methods.kept_blocks import aggressive, gains
-from jaxspec.train.methods.skip_search import read_skip_set, write_skip_set
-from jaxspec.train.methods.skip_suggestion import Trial
+from jaxspec.train.methods.skip_search import Trial, read_skip_set, write_skip_set
 from jaxspec.train.options import LayerSkip
 from jaxspec.train.run.packed import read
 from tests.evaluate import tiny

@@ -21,8 +21,7 @@ from jaxspec.host.json_lines import LineLog
 from jaxspec.methods.method import parse_method
 from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_search
-from jaxspec.train.methods.skip_search import BlockCosts, read_skip_set, strategies
-from jaxspec.train.methods.skip_suggestion import Trial
+from jaxspec.train.methods.skip_search import BlockCosts, Trial, read_skip_set, strategies
 from tests.evaluate import tiny
 from tests.train.command import command
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxspec.drafters.layer_skip import SkipMask
-from jaxspec.train.methods import skip_suggestion
-from jaxspec.train.methods.skip_suggestion import Corner, Trial
+from jaxspec.train.methods import skip_search
+from jaxspec.train.methods.skip_search import Corner, Trial
 
 SIZE = 16
 WORTH = np.array([4, 3, 2, 1, *[-2] * 12]) / 10
@@ -24,7 +24,7 @@ def trial(corner: Corner, speedup: float) -> Trial:
 def trials(count: int, tried: list[Trial] | None = None) -> list[Trial]:
     tried = [*(tried or [])]
     while len(tried) < count:
-        corner = skip_suggestion.suggest(tried, SIZE, 0)
+        corner = skip_search.suggest(tried, SIZE, 0)
         tried.append(trial(corner, score(corner)))
     return tried
 
@@ -52,13 +52,13 @@ def test_a_search_that_is_broken_off_goes_on_as_if_it_had_not_been(broken_off: i
 def test_all_sets_of_few_blocks():
     tried = [trial(np.array(bits, bool), 0.0) for bits in np.ndindex(2, 2)]
     with pytest.raises(ValueError, match="all sets of 2 blocks were tried; lower --trials"):
-        skip_suggestion.suggest(tried, 2, 0)
+        skip_search.suggest(tried, 2, 0)
 
 
 def test_neighbours_differ_in_a_few_switches():
     rng = np.random.default_rng(0)
     parent = rng.random(SIZE) < 0.5
-    apart = (skip_suggestion.neighbours(rng, 500, [parent]) != parent).sum(axis=1)
+    apart = (skip_search.neighbours(rng, 500, [parent]) != parent).sum(axis=1)
     assert set(apart.tolist()) == {1, 2, 3, 4}
 
 
@@ -68,10 +68,10 @@ def test_expected_improvement_is_the_mean_of_what_lies_above_the_best():
     x = np.linspace(-5, 8, 200_001)[:, None]
     density = np.exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * np.sqrt(2 * np.pi))
     integral = (np.maximum(x - best, 0) * density).sum(axis=0) * (x[1] - x[0])
-    np.testing.assert_allclose(skip_suggestion.expected_improvement(mean, deviation, best), integral, rtol=1e-4)
+    np.testing.assert_allclose(skip_search.expected_improvement(mean, deviation, best), integral, rtol=1e-4)
 
 
 def test_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"scikit-learn: pip install scikit-learn"):
-        skip_suggestion.check_installed()
+        skip_search.check_installed()
