@@ -13,7 +13,6 @@ HISTORY = "copied or copy or copies or counts or average or compared or weight o
 
 ROUND_TRIP = "tests/convert/test_round_trip.py"
 TESTS = {  # besides the test file of the same name
-    "jaxspec/decoding/top_k.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_top_k.py"),
     "jaxspec/decoding/decode_state.py": ("tests/lossless/test_growth.py",),
     "jaxspec/decoding/loop.py": (
         f"{BATTERY}{CHAIN}",
@@ -30,7 +29,11 @@ TESTS = {  # besides the test file of the same name
         "-k",
         "alone or log_probs",
     ),
-    "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
+    "jaxspec/decoding/sampling.py": (
+        "tests/decoding/test_top_p.py",
+        "tests/decoding/test_top_k.py",
+        "tests/decoding/test_gumbel_coupling.py",
+    ),
     "jaxspec/decoding/batch.py": ("tests/engine/test_continuous_batching.py", "-k", "alone"),
     "jaxspec/rules/greedy.py": ("tests/decoding/test_rule.py",),
     "jaxspec/rules/rejection_sampling.py": (
@@ -56,7 +59,7 @@ TESTS = {  # besides the test file of the same name
         "tests/controllers/test_beta_ts.py",
         "tests/controllers/test_length_ts.py",
     ),
-    "train/methods/skip_search.py": ("tests/train/methods/test_skip_search.py",),
+    "train/methods/skip_search.py": ("tests/train/methods/test_skip_suggestion.py",),
     "convert/folders.py": ("tests/convert/test_refusals.py",),
     "convert/transfer.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
     "convert/hf_config.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),
