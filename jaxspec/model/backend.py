@@ -265,13 +265,5 @@ class Jitted:
     def trace(self, *arguments: Any, **named: Any) -> Any:
         return self._for(arguments).trace(*arguments, **named)
 
-    def cache_size(self) -> int:
-        """The number of programs."""
-        return self._usual._cache_size() + self._by_eigen._cache_size()
-
-    def clear_cache(self) -> None:
-        for jitted in (self._usual, self._by_eigen):
-            jitted.clear_cache()
-
     def _for(self, arguments: tuple[Any, ...]) -> Any:
         return self._by_eigen if uses_eigen(self._dtype_of(*arguments)) else self._usual

@@ -9,6 +9,7 @@ import pytest
 from jaxspec.decoding import loop
 from jaxspec.methods.method import parse_method
 from jaxspec.model import kv_cache
+from tests import loops
 from tests.lossless.harness import models, requests, speculation, start, weights
 
 ROWS = 96
@@ -69,8 +70,8 @@ def test_the_write_must_depend_on_the_verdict(monkeypatch):
     """Without that dependency XLA copies: `after` is needed, and the test above can fail."""
     real = kv_cache.append
     monkeypatch.setattr(kv_cache, "append", lambda cache, rows, start, after: real(cache, rows, start))
-    LOOP.clear_cache()
+    loops.forget()
     try:
         assert copies_of_the_cache(compiled("plain"), 1, ROWS)
     finally:
-        LOOP.clear_cache()
+        loops.forget()

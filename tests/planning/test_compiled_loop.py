@@ -8,7 +8,6 @@ import pytest
 
 from jaxspec.builders import Eagle2, Pruned
 from jaxspec.decoding.loop import DRAFTING, LEVEL
-from jaxspec.engine.program import LOOP
 from jaxspec.methods.method import parse_method
 from jaxspec.model import attention_kernel, sharding
 from jaxspec.model.config import LlamaConfig
@@ -17,6 +16,7 @@ from jaxspec.planning.estimate import KERNEL, operations
 from jaxspec.planning.faults import find_faults
 from jaxspec.planning.hlo import CompiledProgram
 from jaxspec.planning.program import Compiled, PlacedProgram
+from tests import loops
 from tests.planning.placed import compiled, placed
 
 WHERE = parse_slice("v5e:2x4")
@@ -48,9 +48,9 @@ needs_libtpu = pytest.mark.skipif(
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Heads are cut however small, and no program is taken for one that was traced under other rules."""
     monkeypatch.setattr(sharding, "REPLICATED_BELOW", 0)
-    LOOP.clear_cache()
+    loops.forget()
     yield
-    LOOP.clear_cache()
+    loops.forget()
 
 
 def compiled_for(name: str, batch: int = 1, rows: int = ROWS) -> tuple[PlacedProgram, Compiled]:

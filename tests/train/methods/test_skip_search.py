@@ -12,7 +12,6 @@ import pytest
 import jaxspec
 from jaxspec.checkpoint.loading import Checkpoint, load
 from jaxspec.costs.timing import PieceCosts
-from jaxspec.decoding import loop
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import from_rows
 from jaxspec.drafters.layer_skip import SkipMask, layers_of, skip
@@ -22,6 +21,7 @@ from jaxspec.methods.method import parse_method
 from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_search
 from jaxspec.train.methods.skip_search import BlockCosts, Trial, read_skip_set, strategies
+from tests import loops
 from tests.evaluate import tiny
 from tests.train.command import command
 
@@ -62,11 +62,10 @@ def run(target: Path, out: Path, trials: int = TRIALS, *options: Any) -> tuple[i
 
 
 def test_searches_resumes_and_ends_with_the_same_set(target, model, known_costs, tmp_path, capsys):
-    decode: Any = loop.decode  # a jitted function has methods that its type does not show
-    decode.clear_cache()
+    loops.forget()
     code, said = run(target, whole := tmp_path / "whole")
     assert code == 0, said
-    assert decode.cache_size() == 1, "every set must run in one program"
+    assert loops.count() == 1, "every set must run in one program"
     log = (tmp_path / "whole.run/trials.jsonl").read_text().splitlines(keepends=True)
     assert len(log) == 2 + TRIALS  # settings and costs first
     lines = [json.loads(line) for line in log[2:]]
