@@ -16,9 +16,8 @@ from jaxspec.engine.requests import requests_of
 from jaxspec.engine.statistics import statistics_of
 from jaxspec.evaluate.divergence import diverges
 from jaxspec.evaluate.questions import read_questions
-from jaxspec.evaluate.table import print_table
 from jaxspec.host.compilation import Compilations
-from jaxspec.host.terminal import progress
+from jaxspec.host.terminal import print_table, progress
 from jaxspec.model.llama import Llama
 from jaxspec.options.by_command import Demo
 from jaxspec.report.draft_colours import coloured, has_colours, legend, print_text
@@ -62,7 +61,7 @@ def run(settings: Demo) -> None:
     if has_colours(console):
         console.print(legend(colours=True).partition(", struck")[0], style="dim")
     console.rule()
-    print_table(console, "method", ("tokens/s", "speedup", "tau", "divergences"), rows(runs, model.target))
+    print_table(console, ["method"], ("tokens/s", "speedup", "tau", "divergences"), rows(runs, model.target))
     console.print(EXPLAINED.format(prompts=len(prompts)), style="dim")
     if seconds(runs[best]) > seconds(runs[plain]):
         console.print("Plain decoding was the fastest here. Other work on this machine disturbs such short timings.")

@@ -44,7 +44,6 @@ def _annotate(owner: type, texts: dict[str, str]) -> None:
         text = texts.get(name) or next((each for each in own if isinstance(each, str)), None)
         shown = tyro.conf.arg(
             name=option.name,
-            aliases=option.aliases or None,
             help=text,
             metavar=option.metavar or ("TEXT" if plain[name] in (str, str | None) else None),
             help_behavior_hint="" if fields[name].default in (None, ()) or option.positional else None,

@@ -21,9 +21,9 @@ from jaxspec.evaluate import bench, reliability, results, runner
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.evaluate.table import print_table
 from jaxspec.host.arguments import integer, option_name
 from jaxspec.host.atomic import check_folder, write_whole
+from jaxspec.host.terminal import print_table
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.options.by_command import Answers, Calibrate
 
@@ -43,7 +43,7 @@ def run(settings: Calibrate) -> None:
         store(key, {SPEEDS: speeds})
         ranked = sorted(speeds, key=speeds.__getitem__, reverse=True)
         rows = [(name, f"{speeds[name]:.0f}", f"{speeds[name] / speeds[REFERENCE]:.2f}") for name in ranked]
-        print_table(Console(), "method", ("tokens/s", "speedup"), rows)
+        print_table(Console(), ["method"], ("tokens/s", "speedup"), rows)
         Console().print(f"Default from now on: {ranked[0]}", soft_wrap=True)
         return
     method = method_of(model.path, settings.head)
@@ -80,7 +80,7 @@ def calibrate_confidence(settings: Calibrate, model: Checkpoint, method: Method,
         (str(level), f"{value:.2f}", f"{before:.3f}", f"{after:.3f}")
         for level, (value, (before, after)) in enumerate(zip(found, errors, strict=True), 1)
     ]
-    print_table(Console(), "draft", ("temperature", "error before", "after"), rows)
+    print_table(Console(), ["draft"], ("temperature", "error before", "after"), rows)
     Console().print(f"The confidence head's temperatures are in {file}", soft_wrap=True)
 
 
@@ -136,4 +136,4 @@ def show(table: CostTable, console: Console) -> None:
             for nodes, seconds in (costs if each is table else costs[-1:])
             for share in [f"{seconds / table.plain:.3f}"]
         ]
-    print_table(console, "piece", ("nodes", "ms", "s_t(1)"), rows)
+    print_table(console, ["piece"], ("nodes", "ms", "s_t(1)"), rows)

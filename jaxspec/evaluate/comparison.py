@@ -11,9 +11,9 @@ from rich.console import Console
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.runlog import Answer, answers_by_method, log_of, read_finished
 from jaxspec.evaluate.runner import REFERENCE
-from jaxspec.evaluate.table import print_lines, print_table
 from jaxspec.evaluate.uncertainty import PerQuestion, RatioOfSums, in_words, p_in_words, per_question
 from jaxspec.host.json_lines import flat
+from jaxspec.host.terminal import print_lines, print_table
 from jaxspec.options.by_command import Compare
 
 COLUMNS = {"tok/s": ("tokens_per_second", ".1f"), "speedup": ("speedup", ".2f"), "tau": ("tau", ".2f")}
@@ -63,7 +63,7 @@ def show(first: Mapping[str, Any], second: Mapping[str, Any], console: Console) 
         for key, form in COLUMNS.values():
             ours, theirs = first["methods"][name][key], second["methods"][name][key]
             cells += [format(ours, form), format(theirs, form), format(ratio(theirs, ours), ".2f")]
-    print_table(console, "method", [column for title in COLUMNS for column in (title, "second", "ratio")], rows)
+    print_table(console, ["method"], [column for title in COLUMNS for column in (title, "second", "ratio")], rows)
     for key, (ours, theirs) in differences(first, second).items():
         print_lines(console, f"{key}: {ours} → {theirs}")
     for which, here, there in (("first", first, second), ("second", second, first)):
@@ -81,7 +81,7 @@ def show_tests(first: Sequence[Answer], second: Sequence[Answer], console: Conso
     print_lines(console, f"\nThe second run against the first, by a paired test over the {count} questions of both:")
     shared = [name for name in before if name in after]
     rows = [[name, *(cell for found in ratios(before, after, name) for cell in _tested(found))] for name in shared]
-    print_table(console, "method", [column for title in COLUMNS for column in (title, "p")], rows)
+    print_table(console, ["method"], [column for title in COLUMNS for column in (title, "p")], rows)
     print_lines(
         console,
         "Percentages are 95 % bootstrap intervals over the questions. p: Wilcoxon's signed-rank test. unclear: no "

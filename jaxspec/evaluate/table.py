@@ -1,14 +1,14 @@
 """The tables that `bench` prints."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich import filesize
 from rich.console import Console
-from rich.table import Table
 
 from jaxspec.engine.statistics import ratio
 from jaxspec.evaluate.uncertainty import brackets, in_words, p_in_words
+from jaxspec.host.terminal import print_lines, print_table
 
 Methods = Mapping[str, Mapping[str, Any]]
 COLUMNS = {
@@ -47,7 +47,7 @@ def show(methods: Methods, target_seconds: Mapping[str, float] | None, console: 
     differ = {name: values["divergences"] for name, values in methods.items()}
     counts = {name: "–" if found is None else str(len(found)) for name, found in differ.items()}
     rows = [[name, *numbers(values, COLUMNS), counts[name]] for name, values in methods.items()]
-    print_table(console, "method", [*COLUMNS, "diver-\ngences"], rows)
+    print_table(console, ["method"], [*COLUMNS, "diver-\ngences"], rows)
     for name, values in methods.items():
         if values["unexplained_divergences"]:
             why = "left plain decoding's text where rounding does not explain it: it is not lossless here"
@@ -57,22 +57,6 @@ def show(methods: Methods, target_seconds: Mapping[str, float] | None, console: 
     _show_quality(methods, console)
     if target_seconds is not None:
         _explain(methods, target_seconds, console)
-
-
-def print_table(console: Console, names: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table without lines: in each row a name at the left, then numbers under their titles."""
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
-    table.add_column(names, overflow="fold")
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)
-
-
-def print_lines(console: Console, *lines: str, style: str | None = None) -> None:
-    for line in lines:
-        console.print(line, markup=False, highlight=False, style=style)
 
 
 def numbers(values: Mapping[str, Any], columns: Mapping[str, tuple[str, str]]) -> list[str]:
@@ -108,16 +92,17 @@ def _show_uncertainty(methods: Methods, console: Console) -> None:
         intervals = (brackets(values["speedup_interval"]), brackets(values["tau_interval"]))
         rows.append([name, *intervals, format(values["tau_uncut"], ".2f"), *compared])
     titles = ["speedup,\n95 %", "tau,\n95 %", "tau\nuncut", "vs. the\nfastest", "\np"]
-    print_table(console, "\nuncertainty", titles, rows)
+    print_table(console, ["\nuncertainty"], titles, rows)
 
 
 def _show_drafts(methods: Methods, console: Console) -> None:
     rows = [[name, *numbers(values, DRAFTS)] for name, values in methods.items() if values["nodes_drafted_per_round"]]
     if rows:
-        print_table(console, "\ndrafts per round", [f"\n{title}" for title in DRAFTS], rows)
+        print_table(console, ["\ndrafts per round"], [f"\n{title}" for title in DRAFTS], rows)
         rates = {row[0]: methods[row[0]][UNCONDITIONAL][:POSITIONS] for row in rows}
         rows = [[name, *(format(rate, ".2f") for rate in ours)] for name, ours in rates.items()]
-        print_table(console, "\naccepted at position", [f"\n{at}" for at in range(max(map(len, rates.values())))], rows)
+        positions = range(max(map(len, rates.values())))
+        print_table(console, ["\naccepted at position"], [f"\n{at}" for at in positions], rows)
 
 
 def _show_quality(methods: Methods, console: Console) -> None:
@@ -125,7 +110,7 @@ def _show_quality(methods: Methods, console: Console) -> None:
     if scored:
         names = list(next(iter(scored.values())))
         rows = [[method, *(format(scores[name], ".3f") for name in names)] for method, scores in scored.items()]
-        print_table(console, "\nquality", [f"\n{name}" for name in names], rows)
+        print_table(console, ["\nquality"], [f"\n{name}" for name in names], rows)
 
 
 def _explain(methods: Methods, target_seconds: Mapping[str, float], console: Console) -> None:

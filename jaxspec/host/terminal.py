@@ -1,10 +1,11 @@
-"""Remarks and progress on stderr, so that stdout has only results."""
+"""Remarks and progress on stderr, so that stdout has only results; and the tables of results."""
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 _names: dict[str, str] = {}  # of temporary folders
 
@@ -24,6 +25,27 @@ def called(place: Path, name: str) -> Iterator[None]:
         yield
     finally:
         del _names[str(place)]
+
+
+def print_table(console: Any, names: Sequence[str], titles: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """Prints a table without lines on a `rich.console.Console`: in each row texts at the left, in columns called
+    `names`, then numbers under their titles."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
+    for name in names:
+        table.add_column(name, overflow="fold")
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)
+
+
+def print_lines(console: Any, *lines: str, style: str | None = None) -> None:
+    """Prints lines as they are, without rich's markup."""
+    for line in lines:
+        console.print(line, markup=False, highlight=False, style=style)
 
 
 _SECONDS = 10  # between lines

@@ -319,7 +319,7 @@ class Verify:
     """Stop after this time, but not before each method (with `all`: each part) was checked once."""
     seed: int = 0
     """Seed of all random choices."""
-    json: Annotated[Path | None, Option(aliases=("--out",))] = None
+    json: Path | None = None
     """Write the verdict to this file, such as out.json, and each finished case to out.json.jsonl. The same command
     resumes a killed run; with more --minutes it extends a finished one."""
     only: str | None = None

@@ -21,7 +21,6 @@ class Option:
     in `Annotated`, as is the help text of a field without a docstring."""
 
     name: str | None = None  # empty, for nested options: they stand in the same box of --help as those around them
-    aliases: tuple[str, ...] = ()  # further names, with their dashes
     metavar: str | None = None  # placeholder of its value in --help
     positional: bool = False  # given without a name
     repeated: bool = False  # given once for each value of a tuple

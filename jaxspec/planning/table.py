@@ -1,10 +1,11 @@
 """The table that `plan` prints."""
 
-from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from jaxspec.host.terminal import print_lines, print_table
 
 MEMORY = {
     "weights": "weights of the target",
@@ -19,10 +20,7 @@ MEMORY = {
 
 def show(found: dict[str, Any], console: Console) -> None:
     """Prints a plan; fits 80 columns."""
-
-    def line(text: str = "", style: str | None = None) -> None:
-        console.print(text, markup=False, style=style)
-
+    line = partial(print_lines, console)
     device, settings, memory = found["device"], found["settings"], found["bytes_per_chip"]
     asked, padded = settings["batch_size"], found["padded_batch_size"]
     cuts = ", ".join(f"{axis}={size}" for axis, size in device["mesh"].items())
@@ -33,29 +31,29 @@ def show(found: dict[str, Any], console: Console) -> None:
     line(f"from {found['from']}: {device['source']}")
     if found["note"]:
         line(found["note"])
-    line()
+    line("")
     rows = [(name, f"{memory[key] / 1e9:.3f}") for key, name in MEMORY.items()]
-    console.print(_table(("memory of a chip",), ("GB",), rows))
+    print_table(console, ["memory of a chip"], ["GB"], rows)
     spare = memory["spare"] / 1e9
     missing = f"{-spare:.2f} GB are missing" if spare < 0 else "the compiler found no room"
     line(f"It fits, with {spare:.2f} GB to spare." if found["fits"] else f"It does not fit: {missing}.")
-    line()
-    console.print(_times(found))
+    line("")
+    _show_times(found, console)
     messages = [
         (each["phase"], each["kind"], f"{each['bytes'] / 1e3:.1f}", f"{each['count']:.0f}")
         for each in found["collectives"]
         if each["bytes"] >= 1024
     ]
     if found["collectives"]:
-        line()
-        console.print(_table(("messages", "kind"), ("kB", "times"), messages))
+        line("")
+        print_table(console, ["messages", "kind"], ["kB", "times"], messages)
     if found["slowest_operations"]:
-        line()
+        line("")
         slowest = map(_operation, found["slowest_operations"])
-        console.print(_table(("slowest operations", "kind", "result"), ("times", "MB", "us"), slowest))
+        print_table(console, ["slowest operations", "kind", "result"], ["times", "MB", "us"], slowest)
     for fault in found["faults"]:
-        line(f"the loop should not do this: {fault}", "red")
-    line()
+        line(f"the loop should not do this: {fault}", style="red")
+    line("")
     line(
         f"Floors with messages: {1e3 * sum(found['seconds_per_round'].values()):.2f} ms per round, "
         f"{1e3 * found['plain_seconds']:.2f} ms per round of plain decoding. So the method is faster if tau is above "
@@ -72,18 +70,8 @@ def show(found: dict[str, Any], console: Console) -> None:
     line("Floors are lower bounds by the data sheets. Nothing was measured.")
 
 
-def _table(titles: Sequence[str], numbers: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table with columns of text and, to their right, columns of numbers."""
-    table = Table(*titles, box=None, header_style="bold", padding=(0, 1, 0, 0))
-    for title in numbers:
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _times(found: dict[str, Any]) -> Table:
-    """Work, floors and estimates of drafting, verification and prefill."""
+def _show_times(found: dict[str, Any], console: Console) -> None:
+    """Prints work, floors and estimates of drafting, verification and prefill."""
     over, scheduled, prefill = found["estimate_over_floor"], found["scheduled_over_floor"], found["prefill"]
     ms = lambda seconds: f"{1e3 * (seconds or 0):.2f}"
 
@@ -109,7 +97,7 @@ def _times(found: dict[str, Any]) -> Table:
         name = f"reading {prefill['tokens']} tokens"
         rows.append(row(name, "prefill", prefill["flops"], "", "", prefill["estimated_seconds"]))
     titles = "GFLOP", "GB read", "messages", "floor ms", *(("estimate ms", "of floor", "scheduled") if over else ())
-    return _table(("on each chip",), titles, rows)
+    print_table(console, ["on each chip"], titles, rows)
 
 
 def _operation(each: dict[str, Any]) -> tuple[str, ...]:

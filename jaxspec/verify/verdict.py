@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from scipy import optimize, stats
 
-from jaxspec.evaluate.table import print_lines, print_table
+from jaxspec.host.terminal import print_lines, print_table
 from jaxspec.verify.cases import Result, joined
 from jaxspec.verify.exact import NOISE_SIZES, TENTHS
 from jaxspec.verify.workloads import DISTRIBUTION, GREEDY, PLAIN
@@ -162,7 +162,7 @@ def show(summary: Mapping[str, Any], console: Console) -> None:
     methods = summary["methods"]
     columns = ("greedy", "per\n1,000", "sampled", "explained", "un-\nexplained", "p", "TV found")
     shown = sorted(methods, key=lambda name: not methods[name]["unexplained_divergences"])[:ROWS]
-    print_table(console, "method", columns, [[name, *_cells(methods[name])] for name in shown])
+    print_table(console, ["method"], columns, [[name, *_cells(methods[name])] for name in shown])
     reds = [f"{failure['method']}: {failure['why']}\n  {failure['command']}" for failure in summary["failures"]]
     lines = []
     if len(methods) > ROWS:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 from rich.console import Console
-from rich.table import Table
 from scipy.stats import norm
 
 from jaxspec.checkpoint.config_json import CheckpointConfig
@@ -35,7 +34,7 @@ from jaxspec.host.atomic import staged_by_all, write_whole
 from jaxspec.host.interrupts import deferred
 from jaxspec.host.json_lines import LineLog
 from jaxspec.host.processes import broadcast_from_first, is_first, largest
-from jaxspec.host.terminal import progress, say
+from jaxspec.host.terminal import print_table, progress, say
 from jaxspec.methods.method import Method, parse_method
 from jaxspec.train.data.prompts import greedy_requests, hash_of, load_with_tokenizer
 from jaxspec.train.decoding_options import Objectives, SkipSearch
@@ -273,10 +272,9 @@ def describe(best: Trial) -> str:
 
 def show(title: str, speedup: str, rows: Iterable[tuple[str, list[str], Trial]]) -> None:
     """Prints a table with the name, the blocks and the results of each trial."""
-    shown = Table(title, "attention", "MLP", "acceptance", "tau", speedup, box=None)
-    for name, blocks, each in rows:
-        shown.add_row(name, *blocks, f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
-    Console().print(shown)
+    results = lambda each: (f"{each.acceptance_rate:.3f}", f"{each.tau:.2f}", f"{each.speedup:.3f}")
+    cells = [(name, *blocks, *results(each)) for name, blocks, each in rows]
+    print_table(Console(), [title, "attention", "MLP"], ["acceptance", "tau", speedup], cells)
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[tuple[int, Trial]]:
