@@ -21,26 +21,10 @@ TEMPERATURES = (0.3, 0.7, 1.0, 1.0, 1.4)
 TOP_P = (1.0, 1.0, 0.95, 0.7)
 TOP_K = (0, 0, 0, 40, 5)
 LARGEST_BATCH = 8
+LONGEST, BUDGETS = (16, 32, 120), (32, 64)  # tokens of the longest prompt, and most new tokens of a text
+PLACED = 96  # most new tokens of a text whose tokens are tested against the target's probabilities
+FILLED, TRUNCATED = 0.25, 0.75  # shares of workloads with such texts
 LONG = 1100  # most new tokens of a text that fills the model's positions; its cache grows past 512 rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """The properties of a workload that its compiled programs depend on.
-
-    Attributes:
-        batch_size: rows of the batch, fewer than prompts, so that rows are refilled.
-        longest: tokens of the longest prompt.
-        budget: most new tokens of a text.
-        fills: whether one text may reach the model's last position.
-        truncated: whether some texts are sampled with top-k and top-p.
-    """
-
-    batch_size: int
-    longest: int
-    budget: int
-    fills: bool
-    truncated: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,33 +62,31 @@ class Source:
         return cls(config.vocab_size, config.usable_length, texts, words)
 
     def workload(self, seed: int, kind: str, number: int) -> Workload:
-        """The workload of this seed, kind and number."""
-        shape, prompts = self.shape(seed, kind, number), (LATER_PROMPTS if number else FIRST_PROMPTS)[kind]
-        draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number])
-        lengths = draw.integers(1, shape.longest + 1, prompts)
-        budgets = draw.integers(1 if kind != DISTRIBUTION else shape.budget // 2, shape.budget + 1, prompts)
-        lengths[0], budgets[0] = shape.longest, shape.budget  # the programs are compiled for these sizes
-        if shape.fills:
-            lengths[1], budgets[1] = 1, min(self.room - 1, LONG)
-        params = [self._sampling(draw, kind, shape.truncated, i) for i in range(prompts)]
-        requests = tuple(
-            Request(self._prompt(draw, int(length)), dataclasses.replace(sampling, max_new_tokens=int(budget)), index)
-            for index, (length, budget, sampling) in enumerate(zip(lengths, budgets, params, strict=True))
-        )
-        stops = self._stops(draw) if kind != DISTRIBUTION else ()
-        return Workload(requests, shape.batch_size, stops)
+        """The workload of this seed, kind and number.
 
-    def shape(self, seed: int, kind: str, number: int) -> Shape:
-        """The shape, which `SAME_SHAPE` consecutive numbers share."""
-        draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number // SAME_SHAPE, 1])
-        longest = min(int(draw.choice([16, 32, 120])), self.room // 3)
-        return Shape(
-            batch_size=int(draw.integers(1, LARGEST_BATCH + 1)) if kind != DISTRIBUTION else LARGEST_BATCH,
-            longest=longest,
-            budget=min(int(draw.choice([32, 64])) if kind != DISTRIBUTION else 96, self.room - longest),
-            fills=bool(draw.random() < 0.25) and kind != DISTRIBUTION,
-            truncated=bool(draw.random() < 0.75),
+        What compiled programs depend on is the same for `SAME_SHAPE` consecutive numbers: the rows of the batch (fewer
+        than prompts, so that rows are refilled), the tokens of the longest prompt, the most new tokens of a text,
+        whether one text may reach the model's last position, and whether some are sampled with top-k and top-p.
+        """
+        shape = np.random.default_rng([seed, zlib.crc32(kind.encode()), number // SAME_SHAPE, 1])
+        placed = kind == DISTRIBUTION
+        longest = min(int(shape.choice(LONGEST)), self.room // 3)
+        batch_size = LARGEST_BATCH if placed else int(shape.integers(1, LARGEST_BATCH + 1))
+        budget = min(PLACED if placed else int(shape.choice(BUDGETS)), self.room - longest)
+        fills, truncated = bool(shape.random() < FILLED) and not placed, bool(shape.random() < TRUNCATED)
+        prompts = (LATER_PROMPTS if number else FIRST_PROMPTS)[kind]
+        draw = np.random.default_rng([seed, zlib.crc32(kind.encode()), number])
+        lengths = draw.integers(1, longest + 1, prompts)
+        budgets = draw.integers(budget // 2 if placed else 1, budget + 1, prompts)
+        lengths[0], budgets[0] = longest, budget  # the programs are compiled for these sizes
+        if fills:
+            lengths[1], budgets[1] = 1, min(self.room - 1, LONG)
+        params = [self._sampling(draw, kind, truncated, i) for i in range(prompts)]
+        requests = tuple(
+            Request(self._prompt(draw, int(length)), dataclasses.replace(sampling, max_new_tokens=int(each)), index)
+            for index, (length, each, sampling) in enumerate(zip(lengths, budgets, params, strict=True))
         )
+        return Workload(requests, batch_size, () if placed else self._stops(draw))
 
     def _prompt(self, draw: np.random.Generator, length: int) -> list[int]:
         """Random tokens, or with probability 1/2 a piece of a question."""

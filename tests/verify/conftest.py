@@ -43,8 +43,9 @@ def small(monkeypatch: pytest.MonkeyPatch, quick_runs: None) -> None:
         monkeypatch.setattr(workloads, prompts, {"greedy": 6, "sampled": 6, "distribution": 60})
     for module in (workloads, cases):
         monkeypatch.setattr(module, "LARGEST_BATCH", 4)
-    shape = workloads.Shape(batch_size=4, longest=16, budget=32, fills=False, truncated=True)
-    monkeypatch.setattr(workloads.Source, "shape", lambda *_: shape)
+    alike = {"LONGEST": (16,), "BUDGETS": (32,), "PLACED": 32, "FILLED": 0, "TRUNCATED": 1, "SAME_SHAPE": 10**9}
+    for name, value in alike.items():
+        monkeypatch.setattr(workloads, name, value)
     monkeypatch.setattr(exact, "NOISE_SIZES", (4,))
     monkeypatch.setattr(exact, "NOISE_TEXTS", 4)
 
