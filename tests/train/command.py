@@ -14,7 +14,7 @@ from jaxspec.builders import Chain
 from jaxspec.commands import train
 from jaxspec.engine.generation import Generation
 from jaxspec.methods.method import Method
-from jaxspec.train.run.held_out import CHAIN
+from jaxspec.train.run.trainer import CHAIN
 
 QUICK = ("--steps", 30, "--batch-size", 4, "--context", 48, "--learning-rate", 1e-2, "--evaluate-every", 15)
 """Options that train a head in seconds."""

@@ -26,10 +26,9 @@ from jaxspec.train.data.text import Document, Windows
 from jaxspec.train.hyperparameters import Recipe
 from jaxspec.train.options import Lm
 from jaxspec.train.run.folder import as_typed, open_run, run_folder
-from jaxspec.train.run.held_out import measurement
 from jaxspec.train.run.log import draw_figure
 from jaxspec.train.run.packed import Summed, cross_entropy, hidden_states
-from jaxspec.train.run.trainer import fit
+from jaxspec.train.run.trainer import fit, measurement
 
 
 def shape(

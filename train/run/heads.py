@@ -32,10 +32,9 @@ from jaxspec.train.data.text import Windows
 from jaxspec.train.options import HeadSettings
 from jaxspec.train.run import feature_cache
 from jaxspec.train.run.folder import Run, as_typed, default_out, hashes, open_run, run_folder
-from jaxspec.train.run.held_out import measure_chain, measurement
 from jaxspec.train.run.log import draw_figure
 from jaxspec.train.run.packed import Loss
-from jaxspec.train.run.trainer import fit
+from jaxspec.train.run.trainer import fit, measure_chain, measurement
 
 Head = TypeVar("Head", bound=nnx.Module)
 Load = Callable[[Path, str, Mesh | None], Checkpoint]

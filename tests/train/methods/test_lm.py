@@ -15,8 +15,8 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data import text
 from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.methods import lm
-from jaxspec.train.run.held_out import mean_loss
 from jaxspec.train.run.packed import hidden_states
+from jaxspec.train.run.trainer import mean_loss
 from tests.train.command import command
 
 TINY = ("--layers", 1, "--hidden-size", 16, "--head-dim", 8, "--vocab-size", 280, "--context", 32, "--batch-size", 4)

@@ -17,7 +17,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.train.data import text
 from jaxspec.train.data.text import Encoded, Windows
 from jaxspec.train.hyperparameters import Recipe
-from jaxspec.train.run import held_out
+from jaxspec.train.run import trainer
 from tests.controllers.rounds import MODELS, round_of
 
 
@@ -40,11 +40,11 @@ def measured(packed: Windows, usable: int, monkeypatch: pytest.MonkeyPatch) -> t
             asked.update(prompts=prompts, new=max_new_tokens)
             return [SimpleNamespace(history=round_of([1, 3], [5, 5]))]
 
-    monkeypatch.setattr(held_out, "Engine", Fake)
+    monkeypatch.setattr(trainer, "Engine", Fake)
     shape = dataclasses.replace(MODELS.target.config, max_length=usable)
     config = CheckpointConfig("llama", shape, "float32", "float32", "jaxspec")
     target = Checkpoint(Path("none"), config, Llama(shape, rngs=nnx.Rngs(0)), tokenizer=None, heads=())
-    return asked, held_out.measure_chain(target, Ngram(), packed)({"w": jnp.ones(2)})
+    return asked, trainer.measure_chain(target, Ngram(), packed)({"w": jnp.ones(2)})
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,10 @@ def test_every_window_counts_once_and_the_score_is_tau_or_minus_the_loss():
         return worth.sum(), {"count": batch.counted.sum().astype(jnp.float32)}
 
     expected = (packed.tokens * 2.0 + 1)[np.asarray(packed.counted)].mean()
-    assert held_out.mean_loss(loss, packed, 3)(2.0, 1.0) == pytest.approx(expected, rel=1e-6)
-    assert held_out.mean_loss(loss, dataclasses.replace(packed, counted=packed.counted & False), 3)(2.0, 1.0) == 0
+    assert trainer.mean_loss(loss, packed, 3)(2.0, 1.0) == pytest.approx(expected, rel=1e-6)
+    assert trainer.mean_loss(loss, dataclasses.replace(packed, counted=packed.counted & False), 3)(2.0, 1.0) == 0
     recipe = Recipe(steps=1, batch_size=6, learning_rate=1.0, accumulate=2)
-    measured = held_out.measurement(loss, packed, recipe, 1.0)(2.0)
+    measured = trainer.measurement(loss, packed, recipe, 1.0)(2.0)
     assert measured == {"loss": pytest.approx(expected), "score": pytest.approx(-expected)}
-    chained = held_out.measurement(loss, packed, recipe, 1.0, lambda params: {"tau": params + 1})(2.0)
+    chained = trainer.measurement(loss, packed, recipe, 1.0, lambda params: {"tau": params + 1})(2.0)
     assert chained == {"loss": pytest.approx(expected), "tau": 3.0, "score": 3.0}
