@@ -19,7 +19,7 @@ from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.loading import check_same_vocabulary
 from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.checkpoint.tokenizer import load_tokenizer
-from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
+from jaxspec.controllers.cali_ts import FOLDER as PREDICTOR
 from jaxspec.convert import readers
 from jaxspec.decoding.drafter import HeadShape
 from jaxspec.drafters import DraftModel, Edd

@@ -15,7 +15,7 @@ from jaxspec.checkpoint.checksums import NAME as CHECKSUMS
 from jaxspec.checkpoint.heads import CALIBRATION, find_head
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.memory import available_bytes
-from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.controllers.cali_ts import FOLDER
 from jaxspec.costs.timed_loops import ToLevel
 from jaxspec.costs.timing import interpolated, piece_times
 from jaxspec.decoding.drafter import Models

@@ -15,7 +15,7 @@ from jaxspec.checkpoint.heads import HeadConfig, check_same_shape, find_head, re
 from jaxspec.checkpoint.loading import Checkpoint, check_same_vocabulary
 from jaxspec.checkpoint.memory import check_fits
 from jaxspec.checkpoint.parameters import load_params
-from jaxspec.controllers.acceptance_predictor import FOLDER, draft_width
+from jaxspec.controllers.cali_ts import FOLDER, draft_width
 from jaxspec.decoding.drafter import FLOAT32, Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.engine.chat_format import spelled

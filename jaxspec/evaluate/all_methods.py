@@ -8,7 +8,7 @@ from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS
-from jaxspec.controllers.acceptance_predictor import FOLDER
+from jaxspec.controllers.cali_ts import FOLDER
 from jaxspec.engine.default_method import named_by_head
 from jaxspec.engine.head_weights import drafter_of, estimates, fitted
 from jaxspec.methods.method import HISTORY, default_method, parse_method, typed

@@ -11,7 +11,7 @@ from flax import nnx
 from jaxspec.checkpoint import config_json, parameters
 from jaxspec.checkpoint.builtin import is_hub_id, locate, shape_on_hub
 from jaxspec.checkpoint.heads import find_head
-from jaxspec.controllers.acceptance_predictor import draft_width
+from jaxspec.controllers.cali_ts import draft_width
 from jaxspec.decoding.drafter import Models
 from jaxspec.drafters import DraftModel
 from jaxspec.engine.head_weights import read_shape

@@ -14,8 +14,7 @@ from jaxtyping import Array, Bool, Key
 from jaxspec import Controller, DraftSignals, Engine, Models, load
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_head
-from jaxspec.controllers.acceptance_predictor import INPUTS, NAME, AcceptancePredictor, draft_width
-from jaxspec.controllers.cali_ts import CaliState, CaliTS, clipped_mean
+from jaxspec.controllers.cali_ts import INPUTS, AcceptancePredictor, CaliState, CaliTS, clipped_mean, draft_width
 from jaxspec.decoding.round_records import to_rows
 from jaxspec.engine.head_weights import load_control, load_head
 from jaxspec.methods.method import parse_method
@@ -180,7 +179,7 @@ def write(head: Path, target: LlamaConfig, weights: AcceptancePredictor, inputs:
         "draft_hidden": narrow,
         "inputs": weights.inputs if inputs is None else inputs,
     }
-    write_head(folder, HeadConfig(NAME, target, "float32", "float32", settings), weights)
+    write_head(folder, HeadConfig(CaliTS.name, target, "float32", "float32", settings), weights)
 
 
 class TestEngine:

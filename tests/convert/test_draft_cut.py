@@ -17,7 +17,7 @@ from jaxspec.checkpoint.builtin import FOLDER as BUILTIN
 from jaxspec.checkpoint.checksums import verify
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.controllers.acceptance_predictor import FOLDER as PREDICTOR
+from jaxspec.controllers.cali_ts import FOLDER as PREDICTOR
 from jaxspec.convert import draft_cut, llama
 from jaxspec.convert.inspect import describe
 from jaxspec.decoding.drafter import Drafter, HeadShape

@@ -16,7 +16,7 @@ from jaxspec.checkpoint import heads
 from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.controllers.acceptance_predictor import draft_width
+from jaxspec.controllers.cali_ts import draft_width
 from jaxspec.convert import inspect
 from jaxspec.decoding import tree as trees
 from jaxspec.decoding.drafter import HeadShape, Models, Prefix

@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
+from jaxspec.controllers.cali_ts import AcceptancePredictor
 from jaxspec.convert.draft_cut import cut_params
 from jaxspec.decoding import loop
 from jaxspec.decoding.batch import insert, padded, start

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from jaxspec.builders.chain import Chain
 from jaxspec.checkpoint.heads import HeadConfig, find_head, write_head
-from jaxspec.controllers.acceptance_predictor import FOLDER, NAME, AcceptancePredictor, draft_width
+from jaxspec.controllers.cali_ts import FOLDER, AcceptancePredictor, CaliTS, draft_width
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Models
 from jaxspec.decoding.request import Request
@@ -69,7 +69,7 @@ def train(settings: Calibrator) -> AcceptancePredictor:
         with deferred():
             weights = jax.tree.map(lambda array: split_over_hosts(np.asarray(array)), trained)
             chat_args = dict(settings.data.format.arguments) if settings.chat else None
-            write_head(folder, HeadConfig(NAME, model.config.model, dtype, dtype, shape, chat_args), weights)
+            write_head(folder, HeadConfig(CaliTS.name, model.config.model, dtype, dtype, shape, chat_args), weights)
     say(
         f"wrote {out}: a predictor for {drafter.name}, loss {measured['loss']:.3f} on held-out comparisons; a constant "
         f"prediction of their acceptance rate ({measured['share']:.2f}) has {measured['base']:.3f}"

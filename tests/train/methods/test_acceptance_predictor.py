@@ -15,7 +15,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import HeadConfig, write_config, write_head
 from jaxspec.checkpoint.loading import load
 from jaxspec.checkpoint.parameters import module_to_dict
-from jaxspec.controllers.acceptance_predictor import AcceptancePredictor
+from jaxspec.controllers.cali_ts import AcceptancePredictor
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.drafters.draft_model import DraftModel
 from jaxspec.drafters.early_exit import EarlyExit
