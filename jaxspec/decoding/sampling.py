@@ -195,7 +195,8 @@ def top_k(values: Shaped[Array, "*B V"], count: int) -> TopK:
     parts, count = num_shards("vocab", size), min(count, size)
     if parts == 1 or count > size // parts:
         return _top_k(values, count)
-    lead, whole = values.shape[:-1], (None,) * (values.ndim - 1)
+    lead = values.shape[:-1]
+    whole = (None,) * len(lead)
     cut = constrain(values.reshape(*lead, parts, size // parts), "batch", *whole[1:], "vocab", None)
     top, place = _top_k(cut, count)
     place += jnp.arange(parts)[:, None] * (size // parts)

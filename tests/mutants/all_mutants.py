@@ -11,7 +11,7 @@ BUDGET = "tests/lossless/test_greedy.py::TestGreedy::test_budget_cuts_inside_an_
 HISTORY = "copied or copy or copies or counts or average or compared or weight or pads"
 """The tests of history that are not about the text."""
 
-ROUND_TRIP = "tests/convert/test_round_trip.py"
+CALIBRATE, ROUND_TRIP = "tests/evaluate/test_calibrate.py", "tests/convert/test_round_trip.py"
 TESTS = {  # besides the test file of the same name
     "jaxspec/decoding/decode_state.py": ("tests/lossless/test_growth.py",),
     "jaxspec/decoding/loop.py": (
@@ -52,6 +52,7 @@ TESTS = {  # besides the test file of the same name
         "tests/controllers/test_round_cost.py",
         "tests/controllers/test_length_ts.py",
         "tests/controllers/test_expected_gain.py",
+        f"{CALIBRATE}::test_costs_of_longer_texts_are_kept_and_tables_without_them_mean_what_they_did",
     ),
     "jaxspec/drafters/early_exit.py": ("tests/train/methods/test_early_exit.py::test_trains_what_decodes",),
     "jaxspec/builders/top_paths.py": ("tests/builders/test_eagle2.py", "tests/builders/test_pruned.py"),
@@ -59,6 +60,7 @@ TESTS = {  # besides the test file of the same name
         "tests/controllers/test_beta_ts.py",
         "tests/controllers/test_length_ts.py",
     ),
+    "train/run/trainer.py": ("tests/train/run/test_held_out.py",),
     "train/methods/skip_search.py": ("tests/train/methods/test_skip_suggestion.py",),
     "convert/folders.py": ("tests/convert/test_refusals.py",),
     "convert/transfer.py": (ROUND_TRIP, "tests/convert/test_refusals.py"),

@@ -71,6 +71,13 @@ def test_expected_improvement_is_the_mean_of_what_lies_above_the_best():
     np.testing.assert_allclose(skip_search.expected_improvement(mean, deviation, best), integral, rtol=1e-4)
 
 
+def test_improvement_counts_from_the_best_set_so_far(found, monkeypatch: pytest.MonkeyPatch):
+    given = []
+    monkeypatch.setattr(skip_search, "expected_improvement", lambda mean, _, best: given.append(best) or mean)
+    skip_search.suggest(found[:20], SIZE, 0)
+    assert given == [max(each.speedup for each in found[:20])]
+
+
 def test_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"scikit-learn: pip install scikit-learn"):
