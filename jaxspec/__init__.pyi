@@ -8,7 +8,6 @@ from jaxspec.checkpoint.loading import load as load
 from jaxspec.decoding.builder import TreeBuilder as TreeBuilder
 from jaxspec.decoding.controller import Controller as Controller
 from jaxspec.decoding.controller import DraftSignals as DraftSignals
-from jaxspec.decoding.strategy import CostTable as CostTable
 from jaxspec.decoding.drafter import Committed as Committed
 from jaxspec.decoding.drafter import Drafter as Drafter
 from jaxspec.decoding.drafter import Drafts as Drafts
@@ -22,6 +21,7 @@ from jaxspec.decoding.request import SamplingParams as SamplingParams
 from jaxspec.decoding.round_records import RoundCounts as RoundCounts
 from jaxspec.decoding.rule import Proposal as Proposal
 from jaxspec.decoding.rule import Propose as Propose
+from jaxspec.decoding.strategy import CostTable as CostTable
 from jaxspec.decoding.tree import DraftTree as DraftTree
 from jaxspec.decoding.tree import Frontier as Frontier
 from jaxspec.decoding.tree import Selection as Selection
