@@ -51,7 +51,7 @@ def saved(model: Llama, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_large_array_is_stored_in_chunks(saved: Path, model: Llama, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """And is read the same as one that is stored whole."""
     monkeypatch.setattr(parameters, "CHUNK_BYTES", 256)
-    parameters.parameters.write_params(tmp_path / "params", parameters.module_to_dict(model).items())
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(model).items())
     name = "layers.0.mlp.up.kernel"
     stored = [parameters.read_shapes(path / "params")[name].storage_metadata for path in (saved, tmp_path)]
     (rows, columns), (fewer, narrower) = (each.chunk_shape for each in stored)
@@ -233,7 +233,7 @@ def test_any_module_can_be_saved(tmp_path: Path):
             self.blocks = nnx.List([nnx.Linear(3, 4, rngs=rngs) for _ in range(2)])
 
     head = Head(nnx.Rngs(1))
-    parameters.parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
     found = parameters.load_params(tmp_path / "params", nnx.eval_shape(lambda: Head(nnx.Rngs(0))))
     np.testing.assert_array_equal(found.blocks[1].kernel[...], head.blocks[1].kernel[...])
 
@@ -255,7 +255,7 @@ class Scaled(nnx.Module):
 @pytest.mark.parametrize("kind", [Normed, Scaled])
 def test_parameters_with_names_of_a_norm_or_lm_head_survive(kind: Any, tmp_path: Path):
     head = kind(nnx.Rngs(1))
-    parameters.parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
+    parameters.write_params(tmp_path / "params", parameters.module_to_dict(head).items())
     found = parameters.load_params(tmp_path / "params", nnx.eval_shape(lambda: kind(nnx.Rngs(0))))
     jax.tree.map(np.testing.assert_array_equal, nnx.state(found), nnx.state(head))
 
