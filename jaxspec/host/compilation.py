@@ -165,7 +165,7 @@ class Compilations(Generic[Name]):
         """The first program that still compiles, and how long it took before."""
         name = next(name for name, future in self._running.items() if future in waiting)
         before = times_before().get(self._keys.get(name, ""))
-        return self._label(name) + ("" if before is None else f" (took {before:.0f} s before)")
+        return self._label(name) + ("" if before is None else f" (took up to {before:.0f} s before)")
 
     def _timed(self, name: Name, program: Callable[[], Any]) -> Any:
         began = time.perf_counter()

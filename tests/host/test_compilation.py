@@ -42,7 +42,7 @@ def test_a_program_that_took_long_before_is_shown_with_its_time(
     for _ in range(2):
         Compilations({"the loop": lambda: time.sleep(0.1)}, key=repr).wait()
     first, second = (line for line in capsys.readouterr().err.splitlines() if "0 of 1" in line)
-    assert first.endswith("the loop") and second.endswith("the loop (took 0 s before)")
+    assert first.endswith("the loop") and second.endswith("the loop (took up to 0 s before)")
 
 
 def test_a_message_before_the_text_does_not_delay_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
