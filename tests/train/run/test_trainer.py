@@ -289,7 +289,7 @@ def test_a_bar_on_a_terminal(monkeypatch, tmp_path):
 
 TINY = (
     *("--layers", "1", "--hidden-size", "16", "--head-dim", "8", "--vocab-size", "270", "--context", "16"),
-    *("--batch-size", "4", "--steps", "200", "--evaluate-every", "100", "--save-every", "20"),
+    *("--batch-size", "4", "--evaluate-every", "100", "--save-every", "20"),
 )
 
 
@@ -302,12 +302,12 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def typed(out: Path, folder: Path) -> list[str]:
-    return ["lm", str(out), "--data", str(folder), *TINY]
+def typed(out: Path, folder: Path, steps: int) -> list[str]:
+    return ["lm", str(out), "--data", str(folder), "--steps", str(steps), *TINY]
 
 
-def process(out: Path, folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "jaxspec.commands.train", *typed(out, folder)]
+def process(*run: Any) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jaxspec.commands.train", *typed(*run)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
@@ -319,11 +319,11 @@ def finish(running: subprocess.Popen) -> tuple[int, str]:
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.soak)])
 def test_a_run_ended_by_signals_goes_on(kills, folder, tmp_path):
     """SIGTERM, which saves first, then SIGKILL at random moments: the parameters and curve of an undisturbed run."""
-    reference, out = tmp_path / "whole", tmp_path / "lm"
-    code, err = command(*typed(reference, folder))
+    reference, out, steps = tmp_path / "whole", tmp_path / "lm", 200 * kills  # every kill may cost a checkpoint
+    code, err = command(*typed(reference, folder, steps))
     assert code == 0, err
     rng, run, began = random.Random(0), Run(tmp_path / "lm.run"), time.monotonic()
-    running = process(out, folder)
+    running = process(out, folder, steps)
     while not (run.metrics.exists() and run.started):
         assert running.poll() is None
         time.sleep(0.02)
@@ -341,13 +341,13 @@ def test_a_run_ended_by_signals_goes_on(kills, folder, tmp_path):
     for _ in range(kills):
         # At a random moment of its start, or soon after it has got on by one checkpoint: so it is there to be killed.
         before, deadline = step(), time.monotonic() + rng.uniform(0, 3 * seconds)
-        running = process(out, folder)
+        running = process(out, folder, steps)
         while step() == before and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(rng.uniform(0, 0.05))
         running.kill()
         assert finish(running)[0] == -signal.SIGKILL, "it had ended before"
-    code, err = command(*typed(out, folder))
+    code, err = command(*typed(out, folder, steps))
     assert code == 0, err
     assert same(jaxspec.load(out).target, jaxspec.load(reference).target)
     curve = lambda out: (out.with_name(f"{out.name}.run") / "metrics.jsonl").read_text()
