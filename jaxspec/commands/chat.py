@@ -12,11 +12,12 @@ from rich.console import Console
 
 from jaxspec.engine.continuous_batching import snapshots
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import Generation, ShownText, StopStrings
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import encode, requests_of, warn_if_greedy
 from jaxspec.engine.session import Session
 from jaxspec.engine.statistics import statistics_of
+from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host.arguments import integer
 from jaxspec.host.terminal import say
 from jaxspec.options.by_command import Chat

@@ -14,9 +14,10 @@ from jaxspec.decoding.batch import data_parts
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.decoding.prefill_buckets import shapes_ahead, whole_chunks
 from jaxspec.decoding.request import Request
-from jaxspec.engine.generation import Generation, StopStrings, text_of_row
+from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.prefix_cache import CachedPrefix, go_on, kept, worth_keeping
 from jaxspec.engine.session import UNLIMITED, Session, Text
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.processes import fetch
 
 

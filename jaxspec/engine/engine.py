@@ -14,12 +14,13 @@ from jaxspec.decoding.request import Request
 from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.continuous_batching import PrefillQueue, decode, snapshots
 from jaxspec.engine.default_method import default_of
-from jaxspec.engine.generation import Generation, ShownText, StopStrings, text_of_row
+from jaxspec.engine.generation import Generation, text_of_row
 from jaxspec.engine.head_weights import load_control, load_head, warn_of_chat_args
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.program import Jobs, Program
 from jaxspec.engine.requests import GenerateSettings, Prompt, is_conversation, listed, requests_of
 from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import ShownText, StopStrings
 from jaxspec.host import compilation
 from jaxspec.host.arguments import integer
 from jaxspec.host.compilation import Compilations

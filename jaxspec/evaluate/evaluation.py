@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import Generation, StopStrings
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.statistics import ratio
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import quality, runner
 from jaxspec.evaluate.bench import to_json
 from jaxspec.evaluate.run_description import describe_eval

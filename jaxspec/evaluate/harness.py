@@ -27,9 +27,9 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import StopStrings
 from jaxspec.engine.requests import STATEFUL, refuse_stateful
 from jaxspec.engine.scoring import Text, scores
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.arguments import integer
 from jaxspec.host.hosts import Hosts, check_alone
 from jaxspec.host.jax_environment import expect_no_chip, give_threads

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import StopStrings
 from jaxspec.engine.head_weights import load_head
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate import divergence
 from jaxspec.host import compilation
 from jaxspec.methods.method import Method, parse_method

@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import Request, SamplingParams
-from jaxspec.engine.generation import text_of
 from jaxspec.engine.requests import encode
+from jaxspec.engine.stop_strings import text_of
 from jaxspec.evaluate.questions import Question
 
 PLAIN = "plain"

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from jaxspec.checkpoint.config_json import FORMAT, CheckpointError
 from jaxspec.checkpoint.tokenizer import GENERIC, class_of, load_tokenizer
-from jaxspec.engine.generation import StopStrings, text_of
+from jaxspec.engine.stop_strings import StopStrings, text_of
 from jaxspec.evaluate.runlog import pieces_of
 from tests.tokenizers import LLAMA3_SPLIT, NASTY, TEMPLATE, loaded, of_bytes, of_sentencepiece, write
 

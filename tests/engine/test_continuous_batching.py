@@ -17,10 +17,11 @@ from jaxspec.decoding import batch
 from jaxspec.decoding.batch import start
 from jaxspec.decoding.decode_state import DecodeState
 from jaxspec.engine.continuous_batching import PrefillQueue, decode
-from jaxspec.engine.generation import Generation, StopStrings
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.program import Program
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.methods.method import parse_method
 from tests import several_devices
 from tests.lossless import harness

@@ -22,9 +22,9 @@ from jaxspec.checkpoint.tokenizer import Tokenizer, load_tokenizer
 from jaxspec.convert import llama
 from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine import program
-from jaxspec.engine.generation import StopStrings
 from jaxspec.engine.program import LOOP, Program
 from jaxspec.engine.requests import requests_of
+from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.evaluate.runlog import pieces_of
 from jaxspec.evaluate.runner import compilations
 from jaxspec.host import compilation

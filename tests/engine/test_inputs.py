@@ -18,8 +18,8 @@ from jaxspec.checkpoint.builtin import locate
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.engine import head_weights
-from jaxspec.engine.generation import ShownText
 from jaxspec.engine.requests import requests_of, warn_if_greedy
+from jaxspec.engine.stop_strings import ShownText
 from jaxspec.methods.method import parse_method
 from tests import checkpoints
 

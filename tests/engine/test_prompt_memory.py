@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import jaxspec
-from jaxspec.engine.generation import StopStrings, text_of_row
+from jaxspec.engine.generation import text_of_row
 from jaxspec.engine.prefix_cache import PromptMemory
 from jaxspec.engine.requests import requests_of
+from jaxspec.engine.stop_strings import StopStrings
 from tests.engine import test_shared_prefix
 from tests.lossless import harness
 

@@ -12,9 +12,10 @@ from jaxspec import Engine, load
 from jaxspec.decoding import prefill_buckets
 from jaxspec.decoding.request import Request
 from jaxspec.engine import scoring
-from jaxspec.engine.generation import Generation, StopStrings
+from jaxspec.engine.generation import Generation
 from jaxspec.engine.requests import requests_of
 from jaxspec.engine.session import Session
+from jaxspec.engine.stop_strings import StopStrings
 from tests import checkpoints
 
 DEPTH = 4

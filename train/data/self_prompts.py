@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.engine.chat_format import ChatFormat
-from jaxspec.engine.generation import text_of
 from jaxspec.engine.requests import encode
+from jaxspec.engine.stop_strings import text_of
 from jaxspec.train.data.prompts import Prompt, system_of
 from jaxspec.train.data.records import USER, Message
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxspec.decoding.request import Request
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.generation import text_of
+from jaxspec.engine.stop_strings import text_of
 from jaxspec.host.atomic import check_new, write_whole
 from jaxspec.host.json_lines import LineLog, to_line
 from jaxspec.host.processes import broadcast_from_first, is_first
