@@ -8,7 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.decoding.drafter import Drafts, for_each, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
-from jaxspec.decoding.sampling import argmax, top_k
+from jaxspec.decoding.sampling import argmax
+from jaxspec.decoding.top_k import top_k
 from jaxspec.decoding.tree import DraftTree, path_to
 
 

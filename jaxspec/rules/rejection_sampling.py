@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxspec.decoding.drafter import Drafts, for_each, log_mass
 from jaxspec.decoding.rule import Draws, Proposal, Rule, Verdict
-from jaxspec.decoding.sampling import Sampling, fold, gumbel, never_greedy, probabilities, sample, top_k
+from jaxspec.decoding.sampling import Sampling, fold, gumbel, never_greedy, probabilities, sample
+from jaxspec.decoding.top_k import top_k
 from jaxspec.decoding.tree import DraftTree
 
 

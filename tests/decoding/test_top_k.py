@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxspec.decoding import sampling as module
-from jaxspec.decoding.sampling import COMPARED, FEW, GROUP, top_k
+from jaxspec.decoding import top_k as module
+from jaxspec.decoding.top_k import COMPARED, FEW, GROUP, top_k
 from jaxspec.model import backend
 
 

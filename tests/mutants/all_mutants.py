@@ -13,6 +13,7 @@ HISTORY = "copied or copy or copies or counts or average or compared or weight o
 
 CALIBRATE, ROUND_TRIP = "tests/evaluate/test_calibrate.py", "tests/convert/test_round_trip.py"
 TESTS = {  # besides the test file of the same name
+    "jaxspec/decoding/top_k.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_top_k.py"),
     "jaxspec/decoding/decode_state.py": ("tests/lossless/test_growth.py",),
     "jaxspec/decoding/loop.py": (
         f"{BATTERY}{CHAIN}",
@@ -29,11 +30,7 @@ TESTS = {  # besides the test file of the same name
         "-k",
         "alone or log_probs",
     ),
-    "jaxspec/decoding/sampling.py": (
-        "tests/decoding/test_top_p.py",
-        "tests/decoding/test_top_k.py",
-        "tests/decoding/test_gumbel_coupling.py",
-    ),
+    "jaxspec/decoding/sampling.py": ("tests/decoding/test_top_p.py", "tests/decoding/test_gumbel_coupling.py"),
     "jaxspec/decoding/batch.py": ("tests/engine/test_continuous_batching.py", "-k", "alone"),
     "jaxspec/rules/greedy.py": ("tests/decoding/test_rule.py",),
     "jaxspec/rules/rejection_sampling.py": (
