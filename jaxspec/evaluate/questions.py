@@ -6,8 +6,6 @@ A file is JSON lines, a JSON list, either of them gzipped, or Parquet, here or o
 import contextlib
 import dataclasses
 import gzip
-import importlib
-import io
 import itertools
 import json
 import re
@@ -20,7 +18,7 @@ from typing import Any
 from jaxspec.checkpoint import hub
 from jaxspec.checkpoint.builtin import locate_prompts
 from jaxspec.engine.requests import Prompt
-from jaxspec.host.buckets import in_bucket
+from jaxspec.host.json_lines import parquet_rows
 from jaxspec.host.terminal import say
 
 Values = Mapping[str, Any]
@@ -171,7 +169,8 @@ def records(prompts: str | Path) -> Iterator[tuple[str, Any]]:
     """Yields (place in the file, JSON value) of every question. Raises ValueError for files that cannot be read."""
     path = locate(prompts)
     if path.suffix == ".parquet":
-        yield from ((f"{prompts}, row {number}", row) for number, row in enumerate(_parquet(path, prompts), 1))
+        rows = parquet_rows(path, f"the prompt file {prompts}")
+        yield from ((f"{prompts}, row {number}", row) for number, row in enumerate(rows, 1))
         return
     text = _text(path, prompts)
     if text.lstrip()[:1] == "[" and ".jsonl" not in path.suffixes:
@@ -251,18 +250,6 @@ def _text(path: Path, prompts: str | Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise ValueError(f"the prompt file {prompts} cannot be read: {reason}") from error
-
-
-def _parquet(path: Path, prompts: str | Path) -> list[dict[str, Any]]:
-    try:
-        parquet: Any = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ValueError(f"{prompts} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
-    try:
-        return parquet.read_table(io.BytesIO(path.read_bytes()) if in_bucket(path) else path).to_pylist()
-    except Exception as error:  # pyarrow has more kinds than ValueError and OSError
-        reason = error if path.exists() else "there is no such file"
-        raise ValueError(f"the prompt file {prompts} cannot be read as Parquet: {reason}") from error
 
 
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:

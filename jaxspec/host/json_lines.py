@@ -1,6 +1,9 @@
-"""A JSON-lines file from which a killed run resumes: the settings come first, then the results so far."""
+"""Files of records: JSON lines from which a killed run resumes, the settings first, then the results so far; and the
+rows of Parquet files."""
 
 import dataclasses
+import importlib
+import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -83,6 +86,19 @@ def append_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 def to_line(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":")) + "\n"
+
+
+def parquet_rows(path: Path, what: str) -> list[dict[str, Any]]:
+    """The rows of a Parquet file; `what` names it in errors. Raises ValueError for other files and without pyarrow."""
+    try:
+        parquet: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ValueError(f"{what} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
+    try:
+        return parquet.read_table(io.BytesIO(path.read_bytes()) if buckets.in_bucket(path) else path).to_pylist()
+    except Exception as error:  # pyarrow has more kinds than ValueError and OSError
+        reason = error if path.exists() else "there is no such file"
+        raise ValueError(f"{what} cannot be read as Parquet: {reason}") from error
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import pytest
 
 from jaxspec.evaluate import questions
 from jaxspec.evaluate.questions import Question, read_questions
+from jaxspec.host import json_lines
 
 
 def mbpp(task: str) -> str:
@@ -167,10 +168,10 @@ def test_parquet_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def missing(name: str):
         raise ImportError(name)
 
-    monkeypatch.setattr(questions.importlib, "import_module", missing)
+    monkeypatch.setattr(json_lines.importlib, "import_module", missing)
     with pytest.raises(ValueError, match="pip install pyarrow"):
         read_questions(tmp_path / "a.parquet")
-    monkeypatch.setattr(questions.importlib, "import_module", lambda name: SimpleNamespace(read_table=missing))
+    monkeypatch.setattr(json_lines.importlib, "import_module", lambda name: SimpleNamespace(read_table=missing))
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read as Parquet: "):
         read_questions(tmp_path / "a.parquet")
 
@@ -188,7 +189,7 @@ def test_speed_bench_is_read_once_it_is_prepared(tmp_path: Path, monkeypatch: py
             return list(cls.rows)
 
     row = {"question_id": "a1", "category": "coding", "sub_category": None, "src_id": "7", "turns": ["a", "b"]}
-    monkeypatch.setattr(questions.importlib, "import_module", lambda name: Table)
+    monkeypatch.setattr(json_lines.importlib, "import_module", lambda name: Table)
     Table.rows = (row,)
     assert read_questions(tmp_path / "test.parquet") == [Question(("a", "b"), "a1", "coding")]
     Table.rows = (row, {**row, "turns": [f"{questions.UNPREPARED}\n\nSolve {{question}}"]})

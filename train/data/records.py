@@ -2,8 +2,8 @@
 
 A record is a JSON object. It has a `text`; or `messages`, each with a `role` and a `content`; or `conversations` as in
 ShareGPT, each with `from` and `value`; and perhaps a `system` or `system_prompt` beside them. `"complete": false` means
-that its end is cut off. A `.jsonl` or `.ndjson` file has one record per line, a `.json` file a list of them, one per
-line, or a single one.
+that its end is cut off. A `.jsonl` or `.ndjson` file has one record per line, a Parquet file one per row, a `.json`
+file a list of them, one per line, or a single one. Files can be gzipped.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxspec.host.terminal import say
-from jaxspec.train.data.text import Document, document, documents, is_held_out, standard_library
+from jaxspec.train.data.text import PARQUET, Document, document, documents, is_held_out, standard_library, suffix_of
 from jaxspec.train.options import STDLIB
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -30,7 +30,7 @@ _IN_PROMPT = (  # of a record: in the prompt, as the chat template formats them
     "tools", "functions", "documents", "chat_template_kwargs", "image", "images", "videos", "audios",
 )  # fmt: skip
 _SYSTEM = ("system", "system_prompt")
-_LINES = (".jsonl", ".ndjson")
+_LINES = (".jsonl", ".ndjson", PARQUET)
 _SUFFIXES = (".json", *_LINES)
 _NOT_JSON = object()
 _SHOWN = 3  # most bad records in a message
@@ -73,7 +73,7 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> Texts:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    The path `stdlib` stands for Python's standard library. A `.json`, `.jsonl` or `.ndjson` file holds records. In a
+    The path `stdlib` stands for Python's standard library. A file with one of the suffixes above holds records. In a
     folder, such a file holds records if it contains an object with a record's key. Otherwise it is a bad record itself;
     but a `.json` file that holds neither several objects nor lists of messages is plain text, like all other files.
     Raises as `usable`.
@@ -83,7 +83,7 @@ def read(path: Path, strict: bool = False) -> Texts:
     if path.is_dir():
         return usable(itertools.chain.from_iterable(map(_in_folder, documents(path))), strict)
     file = document(path)
-    if path.suffix.lower() not in _SUFFIXES:
+    if suffix_of(path.name) not in _SUFFIXES:
         return [file]
     if not (records := [_record(*entry) for entry in _entries(file)]):
         raise ValueError(f"{path} holds no records; a .jsonl file has one per line and a .json file has a list of them")
@@ -102,7 +102,7 @@ def _in_folder(file: Document) -> list[Document | Conversation | BadRecord]:
         return [BadRecord(file.name, "its records are inside an object; a .json file is a list of them")]
     messages = any({"role", "content"} <= each.keys() for each in listed if isinstance(each, dict))
     several = sum(isinstance(value, dict) for _, value in entries) > 1
-    if messages or several or (entries and Path(file.name).suffix.lower() in _LINES):
+    if messages or several or (entries and suffix_of(file.name) in _LINES):
         return [BadRecord(file.name, f"no record of this file has usable {_A_KEY}")]
     return [file]
 
@@ -114,7 +114,7 @@ def _has_key(value: Any) -> bool:
 
 def _entries(file: Document) -> Iterator[tuple[str, Any]]:
     """Name and JSON value of each possible record: the list or object of a .json file, or the lines of a file."""
-    suffix = Path(file.name).suffix.lower()
+    suffix = suffix_of(file.name)
     content = file.text.removeprefix("\ufeff")  # a byte order mark, which some editors write
     values = _json(content) if suffix == ".json" else _NOT_JSON
     if isinstance(values, list):
@@ -194,7 +194,15 @@ def _message(number: int, turn: Any, role: str, content: str) -> Message:
     learnt = _ROLES[turn[role]] == ASSISTANT
     if weights := [f"{key} {turn[key]}" for key in _WEIGHTS if turn.get(key, learnt) not in (None, learnt)]:
         raise ValueError(f"turn {number} has {weights[0]}; all turns of the assistant are learnt alike, and no others")
-    return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", turn[content]))
+    return Message(_ROLES[turn[role]], _string(f"the {content} of turn {number}", _only_text(turn[content])))
+
+
+def _only_text(value: Any) -> Any:
+    """The text of a content that is a list of one part of type `text`; every other content as it is."""
+    match value:
+        case [{"type": "text", "text": text, **others}] if all(other is None for other in others.values()):
+            return text
+    return value
 
 
 def _string(what: str, value: Any) -> str:

@@ -6,6 +6,8 @@ in the next window as if it began there.
 """
 
 import dataclasses
+import gzip
+import json
 import sysconfig
 import zlib
 from collections.abc import Collection, Sequence
@@ -19,9 +21,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, Int32
 
 from jaxspec.host.buckets import files_under
+from jaxspec.host.json_lines import parquet_rows
 from jaxspec.host.terminal import say
 
 HELD_OUT = 40  # one name in this many is held out
+PARQUET, GZIP = ".parquet", ".gz"
 _SHOWN = 3  # most names in a message
 _NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
 
@@ -100,14 +104,23 @@ def standard_library() -> list[Document]:
         ) from error
 
 
+def suffix_of(name: str) -> str:
+    """The suffix of a file's name, in small letters; of `a.jsonl.gz` it is that of the unpacked file."""
+    return Path(name.lower().removesuffix(GZIP)).suffix
+
+
 def _text(path: Path) -> str | None:
-    """The text of a file; None if it is not text."""
+    """The text of a file, unpacked if it is gzipped; the rows of a Parquet file as JSON lines. None if it is not text.
+
+    Raises ValueError for a Parquet file that cannot be read.
+    """
+    if path.suffix.lower() == PARQUET:
+        return "".join(json.dumps(row, default=str) + "\n" for row in parquet_rows(path, str(path)))
     content = path.read_bytes()
-    if b"\0" in content:
-        return None
     try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
+        content = gzip.decompress(content) if path.suffix.lower() == GZIP else content
+        return None if b"\0" in content else content.decode("utf-8")
+    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error):
         return None
 
 

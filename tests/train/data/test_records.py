@@ -1,7 +1,10 @@
 """Every format of record, and every way in which one can be bad."""
 
+import gzip
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +118,9 @@ BAD = {
         "turn 1 has the role [], which must be one of system, user, human, assistant, gpt, chatgpt"
     ),
     '{"messages": [{"role": "user", "content": ["hi"]}]}': "the content of turn 1 is not a string",
+    json.dumps({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "image": "b"}]}]}): (
+        "the content of turn 1 is not a string"
+    ),
     json.dumps({"messages": [USER, {**ASSISTANT, "reasoning_content": "hm"}]}): (
         "turn 2 has reasoning_content, which is not read; put all of its text into its content"
     ),
@@ -214,6 +220,25 @@ def test_one_record_a_file_and_files_of_other_forms(tmp_path: Path, capsys: pyte
     err = capsys.readouterr().err
     assert "skipped 5 of 8 records: d.json: its records are inside an object" in err
     assert "e.json: no record of this file has usable messages, conversations or text" in err
+
+
+def test_rows_of_parquet_gzipped_lines_and_contents_of_one_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    part = {"type": "text", "text": "hello", "image": None}
+    row = {"prompt_id": "a", "messages": [USER, {"role": "assistant", "content": [part]}], "text": None}
+    table = SimpleNamespace(to_pylist=lambda: [row, GOOD])
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", SimpleNamespace(read_table=lambda file: table))
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    rows = [Conversation("a.parquet:1", TALK), Document("a.parquet:2", "good")]
+    assert records.read(tmp_path / "a.parquet", strict=True) == rows
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"plain"))
+    (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(b"plain" * 99)[:-9])
+    found = [*rows, Conversation("b.jsonl.gz:1", TALK), Document("c.txt.gz", "plain")]
+    assert records.read(tmp_path, strict=True) == found
+    assert "left out 1 of 4 files, which are not UTF-8 text: d.jsonl.gz" in capsys.readouterr().err
 
 
 def test_linked_folders_are_read_and_loops_end(tmp_path: Path):
