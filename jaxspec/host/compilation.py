@@ -49,7 +49,9 @@ def keep_compilations() -> Path | None:
 def check_writable(folder: Path) -> None:
     """Raises OSError if no program can be kept there, of which JAX only warns."""
     if in_bucket(folder):
-        (folder / ".writable").write_bytes(b"")
+        (mark := folder / ".writable").write_bytes(b"")
+        with contextlib.suppress(OSError):  # programs can be kept without the right to delete
+            mark.unlink()
     elif not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, "no file can be written there; name another by JAXSPEC_CACHE", str(folder))
 

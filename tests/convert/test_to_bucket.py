@@ -10,6 +10,7 @@ import jaxspec
 from jaxspec.checkpoint import checksums, parameters
 from jaxspec.checkpoint.config_json import CheckpointError, head_names
 from jaxspec.convert import heads, llama, transfer
+from jaxspec.host.atomic import is_whole
 from jaxspec.host.buckets import to_path
 from tests import hf_models
 from tests.bucket import NAME, Bucket, Fault
@@ -91,6 +92,13 @@ def test_without_permission(in_bucket: Bucket, hf: Path):
     result = run("llama", hf, f"gs://{NAME}/ckpt")
     assert result.code == 1
     assert result.last.startswith(f"error: gs://{NAME}/ckpt/.unfinished: access is denied; ask the owner of the bucket")
+
+
+def test_without_permission_to_delete(in_bucket: Bucket, hf: Path):
+    in_bucket.faults = [Fault("^DELETE", 403, 1000)]
+    assert run("llama", hf, f"gs://{NAME}/ckpt").code == 0
+    assert "ckpt/.unfinished" in in_bucket.names()
+    assert is_whole(to_path(f"gs://{NAME}/ckpt")) and jaxspec.load(f"gs://{NAME}/ckpt")
 
 
 def test_parameters_that_cannot_be_written(in_bucket: Bucket, hf: Path):
