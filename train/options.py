@@ -24,8 +24,8 @@ class Data(ChatOptions):
 
     data: Path = Path(STDLIB)
     """Folder of text, such as a source tree; or a file with plain text, JSONL with {"text": ...} or {"messages": ...}
-    per line, or ShareGPT's JSON, or Parquet with such columns; all but Parquet can be gzipped. Or `stdlib`, the source of this
-    Python's standard library. One file or record in 40 is held out for measurements."""
+    per line, or ShareGPT's JSON, or Parquet with such columns; all but Parquet can be gzipped. Or `stdlib`, the source
+    of this Python's standard library. One file or record in 40 is held out for measurements."""
     strict: bool = False
     """Stop at the first bad record. Default: report bad records and skip them."""
 

@@ -7,6 +7,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jaxspec.controllers.round_cost import LONGEST
 from jaxspec.decoding.builder import TreeBuilder
 from jaxspec.decoding.controller import Controller, DraftSignals
 from jaxspec.decoding.drafter import Drafts, Models, State
@@ -19,6 +20,7 @@ EXPONENT = -0.6  # B rows stop at PATIENCE B^EXPONENT, because the mean of many 
 TRIAL = 0.003  # share of the time of plain rounds that rounds on trial may lose
 LARGEST_LOSS = 0.2  # largest loss of a trial, which at most LARGEST_LOSS / TRIAL plain rounds make up
 """By simulation (`benchmarks/where_drafting_pays.py`)."""
+TRIAL_COST = 1.25  # largest cost of a round on trial with several levels, in rounds of one level
 
 
 @chex.dataclass(frozen=True)
@@ -86,9 +88,13 @@ class PlainRounds(Controller):
         return more & (~state.on_trial | (signals.level < self.trial_levels))
 
     @property
-    def trial_levels(self) -> int:
-        """Most levels of a round on trial: a chain of them fits into the smallest size of verification."""
-        return next((nodes - 1 for nodes, _ in self.costs.known_costs[1] if nodes > 1), 1)
+    def trial_levels(self) -> Int[Array, ""]:
+        """Most levels of a round on trial: those of a chain in the smallest size of verification, and more if a round
+        of more costs little more than one of one level, as with heads that draft all levels in one pass."""
+        least = next((nodes - 1 for nodes, _ in self.costs.known_costs[1] if nodes > 1), 1)
+        lengths = jnp.arange(1, LONGEST + 1)
+        costs = self.costs.round_cost(lengths, 1.0 + lengths)
+        return jnp.maximum(jnp.where(costs <= TRIAL_COST * costs[0], lengths, 0).max(), least)
 
     def update(self, state: PlainState, counts: RoundCounts) -> PlainState:
         levels, unfinished = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0

@@ -29,14 +29,14 @@ from jaxspec.decoding.tree import (
     take,
 )
 from jaxspec.model import kv_cache as kv
-from jaxspec.model.backend import TPU_LOOP_OPTIONS, Jitted
+from jaxspec.model.backend import TPU_LOOP_OPTIONS, Jitted, time_grows_with_tokens
 
 # Purposes of a round's random numbers; each has its own stream.
 DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
 
 READ_TOGETHER = 320
 """Positions of a batch that a drafter reads first in `observe`; the others are often padding. An accelerator computes
-about as many while it reads the weights."""
+about as many while it reads the weights. On a CPU each costs time, so it is one of each row."""
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
 """Named scopes of the parts of a round in traced and compiled programs: drafting, a level inside it, and verification
@@ -259,7 +259,7 @@ def observe(spec: Speculation, models: Models, drafter: State, committed: Commit
     Then the drafter reads the first positions of each row, and the others only if one of them is valid.
     """
     batch, width = committed.token.shape
-    few = max(1, READ_TOGETHER // batch)
+    few = 1 if time_grows_with_tokens() else max(1, READ_TOGETHER // batch)
     if not spec.controller.goes_plain or few >= width or spec.drafter.copies:
         return spec.drafter.observe(models, drafter, committed)
 

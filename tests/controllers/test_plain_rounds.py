@@ -12,7 +12,6 @@ from jaxtyping import Array, Int
 from jaxspec.builders import Budgeted, Chain
 from jaxspec.controllers import Fixed
 from jaxspec.controllers.plain_rounds import EXPONENT, LARGEST_LOSS, PATIENCE, TRIAL, PlainRounds, PlainState
-from jaxspec.decoding import loop
 from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.drafter import Drafts, run_if
 from jaxspec.methods.method import Method, parse_method
@@ -58,6 +57,18 @@ def test_it_drafts_while_that_pays_and_finds_out_when_it_pays_again(rows: int):
     drafts, speed = lives(np.repeat([0.2, 0.9, 0.2, 0.9], 300), rows)
     late = drafts.reshape(4, 300)[:, 150:]
     assert [often(part) > 0.5 for part in late] == [False, True, False, True] and speed > 1.2
+
+
+@pytest.mark.parametrize(
+    ("cost", "verify", "levels"),
+    [
+        (0.0, ((1, 1.0), (2, 2.5), (6, 2.8), (16, 3.2)), 5),  # a block of 5 drafts costs 1.12 of one draft
+        (0.2, ((1, 1.0), (2, 2.5), (6, 2.8), (16, 3.2)), 2),
+        (0.2, ((1, 1.0), (4, 1.1), (5, 1.1)), 3),
+    ],
+)
+def test_rounds_on_trial_draft_what_costs_little_more_than_one_level(cost: float, verify: tuple, levels: int):
+    assert PlainRounds(Fixed(), Budgeted(cost=cost, verify=verify)).trial_levels == levels
 
 
 def test_the_balance_is_that_of_all_unfinished_rows():
@@ -119,9 +130,8 @@ class EveryThird(Controller):
 @pytest.mark.parametrize(
     "name", ["dflash+chain,length=4", pytest.param("eagle+chain,length=4", marks=pytest.mark.soak)]
 )
-def test_a_drafter_reads_in_plain_rounds_what_it_reads_in_others(name: str, monkeypatch: pytest.MonkeyPatch):
-    """Its passes are skipped, and it reads few tokens at once; so it drafts the same as without."""
-    monkeypatch.setattr(loop, "READ_TOGETHER", 2)  # one token of each row
+def test_a_drafter_reads_in_plain_rounds_what_it_reads_in_others(name: str):
+    """Its passes are skipped, and it reads one token of each row at once; so it drafts the same as without."""
     target, method = models(vocab_size=23), parse_method(name)
     asked = requests([[3, 1, 4, 1, 5], [9, 2, 6]], 30)
 

@@ -262,7 +262,7 @@ def test_a_level_between_two_measured_ones_is_interpolated():
 
 def test_times_between_are_interpolated():
     sizes = (1, 2, 6, 16, 32, 64)
-    assert timing.spread(sizes) == [1, 6, 16, 64] and timing.spread((5, 1)) == [1, 5] and timing.spread(()) == []
+    assert timing.spread(sizes) == [1, 2, 6, 16, 64] and timing.spread((5, 1)) == [1, 5] and timing.spread(()) == []
     assert timing.interpolated({1: 1.0, 6: 2.0}, (1, 2, 6)) == {1: 1.0, 2: pytest.approx(1.2), 6: 2.0}
 
 
