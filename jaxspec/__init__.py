@@ -13,7 +13,7 @@ from typing import Any
 if any("X-ray" in (one.metadata["Summary"] or "") for one in importlib.metadata.distributions(name="jaxspec")):
     raise ImportError(
         "the distribution `jaxspec`, a library of X-ray astronomy, is installed beside `jax-specdec`, and both are "
-        "imported as jaxspec: run `pip uninstall jaxspec`, then `pip install --force-reinstall --no-deps jax-specdec`"
+        "imported as jaxspec: run `pip uninstall jaxspec`, and install `jax-specdec` again from its clone or wheel"
     )
 
 try:

@@ -47,7 +47,7 @@ def to_path(text: str | Path) -> Path:
     if not (found := BucketPath(text)).parts[1:]:
         raise ValueError(f"{found} names no bucket; write gs://BUCKET/FOLDER")
     if importlib.util.find_spec("gcsfs") is None:
-        raise ValueError(f"{found} is in a bucket, which needs more packages: pip install 'jax-specdec[gcs]'")
+        raise ValueError(f"{found} is in a bucket, which needs more packages: pip install gcsfs google-cloud-storage")
     os.environ.setdefault("EPATH_USE_TF", "false")  # where TensorFlow is installed, epath would load it, for JAX too
     return found
 
