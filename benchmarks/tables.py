@@ -1,9 +1,9 @@
 """Writes the measured numbers of the pages from committed results: `python benchmarks/tables.py [--check]`.
 
 A page has a block `<!-- table: NAME -->` … `<!-- end -->` for each table of this file; the text between is replaced.
-With `--check` nothing is written, and the exit code is 1 if a page differs. `--keep RUN.json NAME` first keeps a run of
-`jaxspec bench --json RUN.json` as `results/NAME.json`, without what no table needs; `--plans` those of `jaxspec plan
---json`, and `--papers` a folder of papers.py.
+With `--check` nothing is written, and the exit code is 1 if a page differs, or lacks a sentence of sentences.py.
+`--keep RUN.json NAME` first keeps a run of `jaxspec bench --json RUN.json` as `results/NAME.json`, without what no
+table needs; `--plans` those of `jaxspec plan --json`, and `--papers` a folder of papers.py.
 """
 
 import argparse
@@ -17,13 +17,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import paper_tables, plan_tables, verify_tables
+from benchmarks import paper_tables, plan_tables, sentences, verify_tables
 from benchmarks.plan_tables import RESULTS, markdown, result, with_interval
 
 ROOT = RESULTS.parent.parent
 PAGES = (
     *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/large-models.md", "docs/methods.md"),
-    *("docs/papers.md", "docs/verify.md", "jaxspec/builtin/README.md"),
+    *("docs/papers.md", "docs/training.md", "docs/verify.md", "jaxspec/builtin/README.md"),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
@@ -295,14 +295,17 @@ def main() -> None:
         plan_tables.keep(options.plans)
     if options.papers:
         paper_tables.keep(options.papers)
-    differ = []
+    differ, missing = [], list[str]()
     for name in PAGES:
         path = ROOT / name
         page = path.read_text(encoding="utf-8")
+        missing += [f"{name} lacks: {each}" for each in sentences.missing(name, page)]
         if (now := made(page)) != page:
             differ.append(name)
             if not options.check:
                 path.write_text(now, encoding="utf-8")
+    if missing:
+        sys.exit("\n".join(missing))
     if differ and options.check:
         sys.exit(f"not made from benchmarks/results: {', '.join(differ)}; run: python benchmarks/tables.py")
 
