@@ -129,8 +129,11 @@ def written_again(model: Llama, tokens: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_rounded_where_a_value_enters_a_product_and_nowhere_else(dtype: str):
     """One rounding more, anywhere, and most logits would differ by a thousand times as much."""
-    model = in_dtype(Llama(dataclasses.replace(SHAPE, num_layers=1), rngs=nnx.Rngs(3)), dtype)
-    tokens = np.random.default_rng(2).integers(0, SHAPE.vocab_size, LENGTH)
+    whole, draw = Llama(dataclasses.replace(SHAPE, num_layers=1), rngs=nnx.Rngs(3)), np.random.default_rng(2)
+    params = module_to_dict(whole)  # initial norms have scales of 1, which round nothing
+    params |= {name: x * draw.uniform(0.5, 2, x.shape) for name, x in params.items() if name.endswith("norm")}
+    model = in_dtype(dict_to_module(whole, params), dtype)
+    tokens = draw.integers(0, SHAPE.vocab_size, LENGTH)
     found, _ = logits_of(model, tokens[None])
     assert typical_error(found[0], written_again(model, tokens)) < 1e-6
 
