@@ -35,7 +35,8 @@ def test_it_is_small_and_says_what_it_is(model):
     card = (FOLDER / "README.md").read_text()
     heads = ("eagle", "eagle3", "dflash", "early-exit", "calibrator", "edd", "medusa", "draft-model", "skip-search")
     commands = [f"jaxspec-train {name}" for name in ("lm", "generate", *heads)]
-    for line in (*commands, "--seed", "Python Software Foundation"):
+    millions = sum(leaf.size for leaf in jax.tree.leaves(model.target)) / 1e6
+    for line in (*commands, f"{millions:.1f}M parameters", "--seed", "Python Software Foundation"):
         assert line in card
 
 
