@@ -133,6 +133,7 @@ def test_a_model_of_more_than_a_gigabyte(in_bucket: Bucket, tmp_path: Path):
         command = ("jaxspec-convert", "llama", "org/model", OUT)
         (running,) = multihost.start([command], processes=1, devices=1, **around)
         _, err = running.communicate(timeout=1800)
+    shutil.rmtree(folder)  # pytest keeps the folders of three runs
     assert running.returncode == 0, err
     found = re.search(r"at most ([\d.]+) MB of weights on this disk, and ([\d.]+) ([MG])B of memory", err)
     assert found is not None and float(found[1]) * 1e6 <= sizes[-1] + sizes[-2] + 1e6
