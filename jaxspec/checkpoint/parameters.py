@@ -181,9 +181,10 @@ def _described(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, CheckpointError | OSError) or not _OF_A_BUCKET.search(f"{type(error)} {error}"):
+        ours = isinstance(error, CheckpointError) or (isinstance(error, OSError) and error.errno is not None)
+        if ours or not _OF_A_BUCKET.search(f"{type(error)} {error}"):
             raise
-        raise described(error, folder) from error
+        raise described(error, folder) from error  # gcsfs raises OSError without a number where access is denied
 
 
 def write_index(folder: Path, parts: Mapping[str, Sequence[str]]) -> None:

@@ -243,7 +243,8 @@ def _epath() -> Any:
     from fsspec.config import conf
 
     conf.setdefault("gcs", {}).setdefault("use_listings_cache", False)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback of each error
+    for name in ("fsspec", "gcsfs"):  # which log a traceback of each error
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     return epath.Path
 
 

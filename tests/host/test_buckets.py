@@ -19,7 +19,7 @@ import pytest
 from jaxspec.checkpoint import checksums
 from jaxspec.checkpoint.config_json import CheckpointError, read_config
 from jaxspec.checkpoint.loading import load
-from jaxspec.checkpoint.parameters import module_to_dict
+from jaxspec.checkpoint.parameters import module_to_dict, write_parts
 from jaxspec.decoding.request import SamplingParams
 from jaxspec.evaluate import evaluation
 from jaxspec.evaluate.runlog import RunLog, log_of, read_finished
@@ -203,6 +203,24 @@ def test_a_stream_that_is_cut(root: Path, in_bucket: Bucket, no_pauses: None):
     with (root / "a").open("rb") as stream, pytest.raises(OSError, match="does not answer") as found:
         stream.read(8)
     assert found.value.filename == f"{ROOT}/a"
+
+
+def test_a_stream_without_permission(root: Path, in_bucket: Bucket, caplog: pytest.LogCaptureFixture):
+    (root / "a").write_text("1")
+    in_bucket.faults = [Fault("^GET .*media", 403, 100)]
+    with (root / "a").open("rb") as stream, pytest.raises(OSError, match="access is denied"):
+        stream.read()
+    assert caplog.records == [], "a traceback precedes the sentence"
+
+
+@pytest.mark.parametrize("refused", ["ocdbt", "_METADATA"])
+def test_parameters_without_permission(refused: str, root: Path, in_bucket: Bucket):
+    """TensorStore writes the arrays, and Orbax their metadata through gcsfs; their errors are of different types."""
+    in_bucket.faults = [Fault(f"^POST .*{refused}", 403, 100)]
+    params = {"a": np.ones(2, np.float32)}
+    with pytest.raises(OSError, match="access is denied; ask the owner of the bucket") as found:
+        write_parts(root / "params", params.items(), 100, "")
+    assert found.value.filename == f"{ROOT}/params"
 
 
 @pytest.mark.parametrize(
