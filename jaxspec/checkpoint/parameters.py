@@ -166,7 +166,7 @@ def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: in
     """Collective: writes each group as a checkpoint, PREFIX00000 and so on; returns the names in each."""
     # Orbax joins groups by renaming folders, which buckets cannot do. `write_index` makes all parts one checkpoint.
     parts = dict[str, list[str]]()
-    with _described(folder):
+    with access_described(folder):
         for group in _groups(params, group_bytes):
             parts[part := f"{prefix}{len(parts):05}"] = [*group]
             with _writing(group):
@@ -176,15 +176,17 @@ def write_parts(folder: Path, params: Iterable[tuple[str, Any]], group_bytes: in
 
 
 @contextlib.contextmanager
-def _described(folder: Path) -> Iterator[None]:
-    """Turns errors of TensorStore and gcsfs about access to a bucket into OSError."""
+def access_described(folder: Path) -> Iterator[None]:
+    """Turns errors of TensorStore and gcsfs about access to the bucket of a folder, if it is in one, into OSError."""
     try:
         yield
+    except (CheckpointError, jax.errors.JaxRuntimeError):
+        raise
     except Exception as error:
-        ours = isinstance(error, CheckpointError) or (isinstance(error, OSError) and error.errno is not None)
-        if ours or not _OF_A_BUCKET.search(f"{type(error)} {error}"):
+        numbered = isinstance(error, OSError) and error.errno is not None  # gcsfs's have none where access is denied
+        if numbered or not in_bucket(folder) or not _OF_A_BUCKET.search(f"{type(error)} {error}"):
             raise
-        raise described(error, folder) from error  # gcsfs raises OSError without a number where access is denied
+        raise described(error, folder) from error
 
 
 def write_index(folder: Path, parts: Mapping[str, Sequence[str]]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -34,6 +35,7 @@ from jaxspec.train.methods import lm
 from jaxspec.train.options import Data, Lm
 from jaxspec.train.run.folder import Run, open_run
 from jaxspec.train.run.log import Log
+from jaxspec.train.run.trainer import open_checkpoints
 from tests.bucket import NAME, Bucket, Fault
 from tests.evaluate import tiny
 
@@ -221,6 +223,15 @@ def test_parameters_without_permission(refused: str, root: Path, in_bucket: Buck
     with pytest.raises(OSError, match="access is denied; ask the owner of the bucket") as found:
         write_parts(root / "params", params.items(), 100, "")
     assert found.value.filename == f"{ROOT}/params"
+
+
+@pytest.mark.parametrize("refused", ["array_metadatas", "ocdbt"])
+def test_checkpoints_of_a_run_without_permission(refused: str, root: Path, in_bucket: Bucket):
+    in_bucket.faults = [Fault(f"^POST .*{refused}", 403, 100)]
+    place = root / "checkpoints"
+    with pytest.raises(OSError, match="access is denied; ask") as found, open_checkpoints(place) as checkpoints:
+        checkpoints.save_async(1, {"a": jnp.ones(2)})
+    assert found.value.filename == str(place)
 
 
 @pytest.mark.parametrize(

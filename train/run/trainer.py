@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Int
 
 from jaxspec.builders.chain import Chain
 from jaxspec.checkpoint.loading import Checkpoint, training_dtype
+from jaxspec.checkpoint.parameters import access_described
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.statistics import statistics_of
@@ -124,7 +125,10 @@ def open_checkpoints(folder: Path) -> Iterator[Any]:
     best = policies.BestN(get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False)
     keep = policies.AnyPreservationPolicy([policies.LatestN(1), best])
     place = str(folder.absolute())
-    with ocp.training.Checkpointer(place, preservation_policy=keep, cleanup_tmp_directories=True) as checkpoints:
+    with (
+        access_described(folder),
+        ocp.training.Checkpointer(place, preservation_policy=keep, cleanup_tmp_directories=True) as checkpoints,
+    ):
         yield checkpoints
 
 
