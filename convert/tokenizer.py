@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers
 
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
-from jaxspec.checkpoint.tokenizer import FILES, GENERIC, class_of, load_tokenizer
+from jaxspec.checkpoint.tokenizer import FILES, GENERIC, class_of, load_tokenizer, read_if_there
 from jaxspec.convert import gguf, gguf_tokenizer, meta, vocabulary
 from jaxspec.convert.folders import TOKENIZERS, check_present
 from jaxspec.host.atomic import write_whole
@@ -118,7 +118,7 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
     file, tokenizer = source / "tokenizer_config.json", load_tokenizer(made)
     if tokenizer is None or not file.is_file():
         return
-    config, added = _config(source), tokenizer.encode("")
+    config, added = read_if_there(file), tokenizer.encode("")
     for key, token in (("add_bos_token", tokenizer.bos_token_id), ("add_eos_token", tokenizer.eos_token_id)):
         if isinstance(wanted := config.get(key), bool) and wanted != (token in added):
             say(
@@ -135,29 +135,38 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
 
 def _make(file: Path, folder: Path) -> None:
     """Writes the tokenizer.json of a bare vocabulary. As in transformers, BOS goes before a text if no file differs."""
-    config = _config(folder)
-    tokenizer, named = vocabulary.read(file)
+    own = read_if_there(folder / "tokenizer_config.json")
+    config = own if "added_tokens_decoder" in own else own | read_if_there(folder / "special_tokens_map.json")
+    tokenizer, named = vocabulary.read(file, config.get("add_prefix_space") is not False)
     before_text = tokenizer.normalizer is not None and b"Prepend" in tokenizer.normalizer.__getstate__()
     if config.get("legacy") is False and before_text:
         # No space after a special token, as in transformers, where the first text then gets none before another space.
         tokenizer.normalizer = normalizers.Sequence([])
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     content = lambda token: token["content"] if isinstance(token, dict) else token
-    named |= {name: content(config[name]) for name in named if config.get(name) is not None}
-    before = [named["bos_token"]] if config.get("add_bos_token", True) else []
-    vocabulary.add_around(tokenizer, before, [named["eos_token"]] if config.get("add_eos_token") else [])
-    _write(tokenizer, named, folder)
+    more = [token for key in ("additional_special_tokens", "extra_special_tokens") for token in config.get(key) or ()]
+    special = {content(token) for token in [*more, *(config[key] for key in config if key.endswith("_token"))]}
+    listed = own.get("added_tokens_decoder") or {
+        at: {"content": token, "special": token in special}
+        for token, at in read_if_there(folder / "added_tokens.json").items()
+    }
+    # A normalised token would begin with the space that the normaliser puts before a text, and no text would hold it.
+    listed = {int(at): {**token, "normalized": False} for at, token in listed.items()}
+    for at, token in sorted(listed.items()):
+        tokenizer.add_tokens([AddedToken(**token)] * (tokenizer.token_to_id(token["content"]) is None))
+        if (found := tokenizer.token_to_id(token["content"])) != at:
+            raise ValueError(f"the added token {token['content']!r} has the id {at}, and after {file} it gets {found}")
+    named |= {name: content(config[name]) for name in named if name in config}
+    if wrong := [name for name, token in named.items() if token is not None and tokenizer.token_to_id(token) is None]:
+        raise ValueError(f"{file} has no token {named[wrong[0]]!r}, which the config files name as {wrong[0]}")
+    ends = (("bos_token", config.get("add_bos_token", True)), ("eos_token", config.get("add_eos_token")))
+    vocabulary.add_around(tokenizer, *([named[end]] if adds and named.get(end) else [] for end, adds in ends))
+    _write(tokenizer, named | ({"added_tokens_decoder": listed} if "added_tokens_decoder" in own else {}), folder)
 
 
-def _write(tokenizer: Tokenizer, named: dict[str, str], folder: Path) -> None:
-    """Writes a tokenizer.json, and the names of its special tokens beside it."""
+def _write(tokenizer: Tokenizer, changed: dict[str, Any], folder: Path) -> None:
+    """Writes a tokenizer.json, and beside it tokenizer_config.json with the names of its special tokens."""
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    config = {**_config(folder), **named, "tokenizer_class": GENERIC}
+    config = {**read_if_there(folder / "tokenizer_config.json"), **changed, "tokenizer_class": GENERIC}
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    """The contents of tokenizer_config.json; empty if there is none."""
-    file = folder / "tokenizer_config.json"
-    return json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}

@@ -10,6 +10,7 @@ import importlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -39,16 +40,16 @@ def find(folder: Path) -> Path | None:
     return next((file for name in NAMES if (file := folder / name).is_file()), None)
 
 
-def read(file: Path) -> tuple[Tokenizer, dict[str, str]]:
+def read(file: Path, prefix: bool = True) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer, without a post-processor, and its special tokens by transformers' names (`bos_token`).
 
-    Raises ValueError if the vocabulary is of another kind or damaged.
+    Without `prefix` no space is put before a text. Raises ValueError if the vocabulary is of another kind or damaged.
     """
     content = file.read_bytes()
     if file.name == "tekken.json":
         return _tekken(content, file)
     if content.startswith(b"\n"):  # a protobuf's first field; tiktoken's files are base64 text
-        return _sentencepiece(content, file)
+        return _sentencepiece(content, file, prefix)
     return _tiktoken(content, file)
 
 
@@ -108,7 +109,7 @@ def _merges(ids: Mapping[str, int], scores: Sequence[float] = ()) -> list[tuple[
     return [union[2:] for union in sorted(unions)]
 
 
-def _sentencepiece(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
+def _sentencepiece(content: bytes, file: Path, prefix: bool) -> tuple[Tokenizer, dict[str, Any]]:
     try:
         from sentencepiece import SentencePieceProcessor
 
@@ -117,10 +118,12 @@ def _sentencepiece(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str
         raise ValueError(f"reading {file} needs a package: pip install sentencepiece protobuf") from error
     model = format_.ModelProto.FromString(content)
     trainer, normal = model.trainer_spec, model.normalizer_spec
+    normal.add_dummy_prefix &= prefix
+    defined = [piece.piece for piece in model.pieces if piece.type == _USER_DEFINED]
     unsupported = {
         "is no BPE": trainer.model_type != _BPE,
         "normalises text": normal.precompiled_charsmap or normal.remove_extra_whitespaces,
-        "has user-defined pieces with spaces": any(p.type == _USER_DEFINED and "▁" in p.piece for p in model.pieces),
+        "has user-defined pieces with spaces": any("▁" in piece for piece in defined),
     }
     if wrong := next((what for what, found in unsupported.items() if found), None):
         raise ValueError(f"{file} {wrong}, which is not supported")
@@ -129,17 +132,17 @@ def _sentencepiece(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str
     named = {name: model.pieces[id_].piece for name, id_ in special.items() if id_ >= 0}
     scores, unknown = [piece.score for piece in model.pieces], named.get("unk_token")
     tokenizer = merged_by_score(ids, scores, unknown, normal.add_dummy_prefix, trainer.byte_fallback)
-    added = lambda *types: [AddedToken(each.piece, normalized=False) for each in model.pieces if each.type in types]
-    tokenizer.add_special_tokens(added(_UNKNOWN, _CONTROL))
-    tokenizer.add_tokens(added(_USER_DEFINED))
-    reference = SentencePieceProcessor(model_proto=content)
-    for text in _SAMPLES:
+    added = lambda pieces: [AddedToken(piece, normalized=False) for piece in pieces]
+    tokenizer.add_special_tokens(added(each.piece for each in model.pieces if each.type in (_UNKNOWN, _CONTROL)))
+    tokenizer.add_tokens(added(defined))
+    reference = SentencePieceProcessor(model_proto=model.SerializeToString())
+    for text in (*_SAMPLES, *(f"x{piece}x {piece}" for piece in defined)):
         if tokenizer.encode(text).ids != reference.encode(text):
             raise ValueError(f"{file} has rules that tokenizer.json cannot hold: {text!r} would get other ids")
     return tokenizer, named
 
 
-def _tiktoken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
+def _tiktoken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """LLaMA 3's tokenizer. Its special tokens are those of Meta's code, since the file has none."""
     try:
         lines = map(bytes.split, content.splitlines())
@@ -155,7 +158,7 @@ def _tiktoken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer, {"bos_token": names[0], "eos_token": names[1]}
 
 
-def _tekken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, str]]:
+def _tekken(content: bytes, file: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """Mistral's tokenizer: special tokens, and tokens of text by rank after them."""
     try:
         values = json.loads(content)

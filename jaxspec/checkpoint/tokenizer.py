@@ -201,7 +201,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer | None:
 
 def class_of(folder: Path) -> str:
     """The tokenizer class that transformers uses for a folder with a tokenizer.json; for most models `GENERIC`."""
-    config, own = (_read(folder / name) for name in ("config.json", "tokenizer_config.json"))
+    config, own = (read_if_there(folder / name) for name in ("config.json", "tokenizer_config.json"))
     if config.get("format") == FORMAT:
         return str(config.get("tokenizer_class") or GENERIC)  # what conversion found in the original folder
     family, file = config.get("model_type"), folder / "tokenizer.json"
@@ -218,8 +218,8 @@ def _load(folder: Path) -> Tokenizer:
     backend = Backend.from_buffer((folder / "tokenizer.json").read_bytes())
     backend.no_truncation()
     backend.no_padding()
-    config = _read(folder / "tokenizer_config.json")
-    later = {} if "added_tokens_decoder" in config else _read(folder / "special_tokens_map.json")
+    config = read_if_there(folder / "tokenizer_config.json")
+    later = {} if "added_tokens_decoder" in config else read_if_there(folder / "special_tokens_map.json")
     config, extra = _merged(config, later)
     kind = class_of(folder)
     id_of = backend.token_to_id
@@ -271,7 +271,9 @@ def _add_tokens(
     else:
         texts = {token.content for token in special}
         flags = lambda text: {"special": text in texts, "normalized": text not in texts}
-        listed = {at: AddedToken(text, **flags(text)) for text, at in _read(folder / "added_tokens.json").items()}
+        listed = {
+            at: AddedToken(text, **flags(text)) for text, at in read_if_there(folder / "added_tokens.json").items()
+        }
         listed |= backend.get_added_tokens_decoder()
     for token in listed.values():
         token.special |= token.content in named
@@ -320,5 +322,6 @@ def _special(token: Any) -> AddedToken | None:
     return AddedToken(**{name: flags[name] for name in flags if name not in ("__type", "special")}, special=True)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_if_there(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of a tokenizer; empty if there is no such file."""
     return json.loads(file.read_text(encoding="utf-8-sig")) if file.is_file() else {}

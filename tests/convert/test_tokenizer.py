@@ -125,18 +125,57 @@ def test_without_a_tokenizer_json_ids_are_those_of_sentencepiece(
             ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False, "add_eos_token": True}, [], [2]),
             ({"eos_token": {"__type": "AddedToken", "content": "<unk>"}, "add_eos_token": True}, [1], [0]),
             (None, [1], []),
+            ({"bos_token": None}, [], []),
         )
     ):
         source, folder = write(tmp_path / f"hf{number}", None, config, model_type=family), tmp_path / f"ckpt{number}"
         (source / "tokenizer.model").write_bytes(sentencepiece_model)
         ours = brought(source, folder)
         assert not capsys.readouterr().err
-        assert ours.special_tokens_map.keys() == NAMED.keys()
+        assert ours.special_tokens_map.keys() == NAMED.keys() - (["bos_token"] if not before + after else [])
         assert ours.chat_template == (config or {}).get("chat_template")
         for text in (TEXT, *(text for text in NASTY if "<" not in text)):
             ids = reference.encode(text)
             assert ours.encode(text) == [*before, *ids, *after], text
             assert ours.decode(ids) == reference.decode(ids), text
+
+
+ADDED = {"<|start|>": 320, "<|x|>": 321}
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["in added_tokens_decoder", "in the older files"])
+@pytest.mark.parametrize("legacy", [True, False])
+def test_added_tokens_stand_in_text(listed: bool, legacy: bool, sentencepiece_model: bytes, tmp_path: Path):
+    """Fine-tunes without tokenizer.json have the marks of their chats in files beside tokenizer.model."""
+    flags = {"normalized": True, "lstrip": False, "rstrip": False, "single_word": False}
+    config: dict[str, object] = {"legacy": legacy, **NAMED, "eos_token": "<|x|>"}
+    decoder = {str(at): {"content": text, "special": text == "<|x|>", **flags} for text, at in ADDED.items()}
+    source = write(tmp_path / "hf", None, config | ({"added_tokens_decoder": decoder} if listed else {}))
+    (source / "tokenizer.model").write_bytes(sentencepiece_model)
+    if not listed:
+        (source / "added_tokens.json").write_text(json.dumps(ADDED))
+    ours = brought(source, tmp_path / "out")
+    id_of = ours.get_vocab().__getitem__
+    assert ours.encode("<|start|>x<|x|>") == [1, 320, *map(id_of, ["▁"] * legacy + ["x"]), 321]
+    assert (ours.eos_token_id, "<|start|>" in ours.special_ids) == (321, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "added", "reason"),
+    [
+        ({}, {"<|x|>": 325}, "the added token '<|x|>' has the id 325, and after"),
+        ({"bos_token": "<none>"}, {}, "has no token '<none>', which the config files name as bos_token"),
+    ],
+)
+def test_tokens_that_the_vocabulary_cannot_have_are_named(
+    config: dict, added: dict, reason: str, sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    source = write(tmp_path / "hf", None, NAMED | config)
+    (source / "added_tokens.json").write_text(json.dumps(added))
+    (source / "tokenizer.model").write_bytes(sentencepiece_model)
+    (tmp_path / "out").mkdir()
+    assert tokenizer.bring(source, tmp_path / "out") is None
+    assert reason in capsys.readouterr().err
 
 
 def test_a_space_follows_special_tokens_unless_legacy_is_false(sentencepiece_model: bytes, tmp_path: Path):
@@ -149,13 +188,16 @@ def test_a_space_follows_special_tokens_unless_legacy_is_false(sentencepiece_mod
         assert ours.encode("x</s>x") == [1, *map(id_of, ["▁", "x", "</s>", *space, "x"])]
 
 
-def test_no_space_is_added_where_the_model_has_none(sentencepiece_model: bytes, tmp_path: Path):
+def test_no_space_is_added_where_the_model_or_its_config_has_none(sentencepiece_model: bytes, tmp_path: Path):
     model = PIECES.ModelProto.FromString(sentencepiece_model)
     model.normalizer_spec.add_dummy_prefix = False
-    reference = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
-    for legacy in (True, False):
-        source, folder = write(tmp_path / f"hf{legacy}", None, {"legacy": legacy, **NAMED}), tmp_path / f"{legacy}"
-        (source / "tokenizer.model").write_bytes(model.SerializeToString())
+    without = model.SerializeToString()
+    reference = sentencepiece.SentencePieceProcessor(model_proto=without)
+    for number, (config, content) in enumerate(
+        (({"legacy": True}, without), ({"legacy": False}, without), ({"add_prefix_space": False}, sentencepiece_model))
+    ):
+        source, folder = write(tmp_path / f"hf{number}", None, {**config, **NAMED}), tmp_path / f"{number}"
+        (source / "tokenizer.model").write_bytes(content)
         ours = brought(source, folder)
         for text in ("x", "  x", "a  b   c"):
             assert ours.encode(text) == [1, *reference.encode(text)]
@@ -246,7 +288,8 @@ def test_mistrals_tekken_json_is_mistral_commons(listed: bool, tmp_path: Path, c
     [
         ("trainer_spec.model_type", 1, "is no BPE"),
         ("normalizer_spec.remove_extra_whitespaces", True, "normalises text"),
-        ("pieces", 4, "has user-defined pieces with spaces"),
+        ("pieces.▁▁", 4, "has user-defined pieces with spaces"),
+        ("pieces.he", 4, "has rules that tokenizer.json cannot hold: 'xhex he' would get other ids"),
         ("trainer_spec.treat_whitespace_as_suffix", True, "has rules that tokenizer.json cannot hold"),
     ],
 )
@@ -254,10 +297,10 @@ def test_sentencepiece_models_of_another_kind_are_named(
     field: str, value: object, reason: str, sentencepiece_model: bytes, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
     model = PIECES.ModelProto.FromString(sentencepiece_model)
-    if field == "pieces":
-        next(piece for piece in model.pieces if piece.piece == "▁▁").type = value  # user-defined
+    part, name = field.split(".")
+    if part == "pieces":
+        next(piece for piece in model.pieces if piece.piece == name).type = value  # user-defined
     else:
-        part, name = field.split(".")
         setattr(getattr(model, part), name, value)
     (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
     (tmp_path / "out").mkdir()
