@@ -38,6 +38,7 @@ _KINDS = (
     ("global_step* *zero_pp_rank_* mp_rank_*", "a part of a DeepSpeed checkpoint; join it with zero_to_fp32.py"),
     ("*.distcp */*.distcp", "a part of an FSDP checkpoint; join it with `accelerate merge-weights`"),
     ("medusa_lm_head.*", "Medusa heads; download their config.json beside it"),
+    ("*.gguf */*.gguf", "a GGUF model; name that file itself"),
     ("*.safetensors", "a file of another name; if it is the model, call it model.safetensors"),
     ("*.bin *.pt *.pth", "a file of another name; if it is the model's state dict, call it pytorch_model.bin"),
     ("*/config.json */*/config.json */params.json", "a model in a folder of its own; name that folder"),

@@ -120,6 +120,7 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
     "forced_eos_token_id": None, "exponential_decay_length_penalty": None, "num_beams": 1, "diversity_penalty": 0,
     "stop_strings": None, "guidance_scale": 1, "watermarking_config": None, "max_time": None, "dola_layers": None,
     "penalty_alpha": 0, "token_healing": False, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "top_h": None, "force_words_ids": None,
 }  # fmt: skip
 
 

@@ -154,7 +154,8 @@ class Tokenizer:
 
     def template_for(self, arguments: dict[str, Any]) -> str:
         """The chat template for these arguments: with `tools` the one named tool_use. ValueError if there is none."""
-        found = self._templates.get("tool_use", self.chat_template) if arguments.get("tools") else self.chat_template
+        use = "default" if arguments.get("tools") is None else "tool_use"
+        found = self.chat_template if use == "default" else self._templates.get(use, self.chat_template)
         if found is None:
             raise ValueError("the tokenizer has no chat template")
         return found

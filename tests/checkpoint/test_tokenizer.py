@@ -293,7 +293,7 @@ def test_several_chat_templates(tmp_path: Path, capsys: pytest.CaptureFixture[st
     folder = write(tmp_path, of_bytes(), {"chat_template": listed}, model_type="llama")
     for _ in range(2):
         ours, theirs = loaded(folder), AutoTokenizer.from_pretrained(folder)
-        for tools in (None, [{"type": "function"}]):
+        for tools in (None, [], [{"type": "function"}]):
             expected = theirs.apply_chat_template(LLAMA_CHAT, tools=tools, tokenize=False)
             assert ours.apply_chat_template(LLAMA_CHAT, tools=tools) == expected
             assert (ours.template_for({"tools": tools}) == ours.chat_template) == (tools is None)

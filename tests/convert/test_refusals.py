@@ -344,6 +344,7 @@ def test_folders(copy: Callable[[str], Path], tmp_path: Path):
         ("pytorch_model_fsdp_0/__0_0.distcp", "FSDP"),
         ("model.fp16.safetensors", "a file of another name"),
         ("weights.pth", "call it pytorch_model.bin"),
+        ("BF16/model.gguf", "BF16/model.gguf: a GGUF model; name that file"),
         ("checkpoint-500/config.json", "checkpoint-500/config.json: a model in a folder of its own"),
         ("tokenizer.json", "a tokenizer or processor; download the model"),
         ("README.md", "check that the download is complete"),

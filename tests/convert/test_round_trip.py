@@ -142,9 +142,11 @@ def test_end_of_sequence_ids_of_both_configs_count(tmp_path: Path):
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "back").eos_token_id == [5, 2, 7]
     generation = {"eos_token_id": 5, "suppress_tokens": [3], "num_beams": 4, "min_length": 0, "bad_words_ids": None}
     generation |= {"guidance_scale": 3.0, "typical_p": 1.0, "do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    generation |= {"top_h": 0.4, "force_words_ids": [[5]]}
     (tmp_path / "hf" / "generation_config.json").write_text(json.dumps(generation))
     said = run("llama", tmp_path / "hf", tmp_path / "other").err
-    assert "sets suppress_tokens [3], num_beams 4, guidance_scale 3.0, which jaxspec does not apply" in said
+    active = "suppress_tokens [3], num_beams 4, guidance_scale 3.0, top_h 0.4, force_words_ids [[5]]"
+    assert f"sets {active}, which jaxspec does not apply" in said
     assert "greedily unless told otherwise: --temperature 0.6 --top-p 0.9 --top-k 50" in said
     assert "names tokens [2] as the end of text" in said
 
