@@ -45,6 +45,8 @@ def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
             from transformers import AutoTokenizer
 
             loaded = AutoTokenizer.from_pretrained(str(at), local_files_only=True, trust_remote_code=False)
+            if not read_if_there(at / "vocab.json").items() <= loaded.get_vocab().items():
+                raise ValueError(f"transformers reads it as {type(loaded).__name__}, without the tokens of vocab.json")
             # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
             _write(loaded.backend_tokenizer, loaded.special_tokens_map, folder)
         _name_what_is_ignored(at, folder)

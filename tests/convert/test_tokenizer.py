@@ -203,7 +203,7 @@ def test_no_space_is_added_where_the_model_or_its_config_has_none(sentencepiece_
             assert ours.encode(text) == [1, *reference.encode(text)]
 
 
-def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path):
+def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bpe = json.loads(of_bytes().to_str())["model"]
     merges = "\n".join(["#version: 0.2", *(" ".join(merge) for merge in bpe["merges"])])
     for number, (family, config) in enumerate(
@@ -222,6 +222,11 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path)
             ids = theirs(text)["input_ids"]
             assert ours.encode(text) == ids, (config, text)
             assert ours.decode(ids) == theirs.decode(ids), (config, text)
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')  # which reads neither file
+    write(source, None, None, model_type="llama")
+    (tmp_path / "out").mkdir()
+    assert tokenizer.bring(source, tmp_path / "out") is None
+    assert "reads it as LlamaTokenizer, without the tokens of vocab.json" in capsys.readouterr().err
 
 
 def ranks(tokens: int) -> dict[bytes, int]:
