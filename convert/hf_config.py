@@ -47,6 +47,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "is_causal": (True, None),
     "per_layer_config": (None, {}, []),
+    "rope_condense_ratio": (None, 1),  # of LongChat, whose own code divides positions by it
     "transformers_weights": (None,),
 }
 # Values of absent keys: transformers' defaults. (A null differs: as many KV heads as query heads, no window.)

@@ -79,6 +79,7 @@ def rope(kind: Any, **values: Any) -> dict[str, Any]:
         ("llama", rope("llama3", factor=8.0), ["'low_freq_factor'"]),
         ("llama", rope("default", mrope_section=[2, 2]), ["'mrope_section'"]),
         ("llama", rope("default", partial_rotary_factor=0.5), ["partial_rotary_factor 0.5"]),
+        ("llama", {"rope_condense_ratio": 8}, ["rope_condense_ratio 8 is not supported"]),
         ("llama", {"hidden_size": None}, ["'hidden_size'"]),
         ("llama", {"hidden_size": True}, ["config.json must give a whole number above 0 as 'hidden_size'", "True"]),
         ("llama", {"vocab_size": 10**30}, ["a whole number above 0 as 'vocab_size'"]),
