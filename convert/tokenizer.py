@@ -45,8 +45,11 @@ def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
             from transformers import AutoTokenizer
 
             loaded = AutoTokenizer.from_pretrained(str(at), local_files_only=True, trust_remote_code=False)
-            if not read_if_there(at / "vocab.json").items() <= loaded.get_vocab().items():
-                raise ValueError(f"transformers reads it as {type(loaded).__name__}, without the tokens of vocab.json")
+            listed, found = read_if_there(at / "vocab.json"), loaded.get_vocab()
+            listed |= read_if_there(at / "added_tokens.json")
+            if wrong := [token for token, id_ in listed.items() if found.get(token) != id_]:
+                kind, id_ = type(loaded).__name__, listed[wrong[0]]
+                raise ValueError(f"the token {wrong[0]!r} has the id {id_}, and not in transformers' {kind}")
             # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
             _write(loaded.backend_tokenizer, loaded.special_tokens_map, folder)
         _name_what_is_ignored(at, folder)

@@ -222,11 +222,15 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path,
             ids = theirs(text)["input_ids"]
             assert ours.encode(text) == ids, (config, text)
             assert ours.decode(ids) == theirs.decode(ids), (config, text)
-    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')  # which reads neither file
-    write(source, None, None, model_type="llama")
     (tmp_path / "out").mkdir()
-    assert tokenizer.bring(source, tmp_path / "out") is None
-    assert "reads it as LlamaTokenizer, without the tokens of vocab.json" in capsys.readouterr().err
+    for family, kind, added, reason in (
+        ("qwen2", "Qwen2Tokenizer", {"<a>": 900}, "'<a>' has the id 900"),
+        ("llama", "LlamaTokenizer", {}, "'!' has the id 3"),  # it reads neither file
+    ):
+        write(source, None, {"tokenizer_class": kind}, model_type=family)
+        (source / "added_tokens.json").write_text(json.dumps(added))
+        assert tokenizer.bring(source, tmp_path / "out") is None
+        assert f"the token {reason}, and not in transformers' {kind}" in capsys.readouterr().err
 
 
 def ranks(tokens: int) -> dict[bytes, int]:
