@@ -227,7 +227,7 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path,
         ("qwen2", "Qwen2Tokenizer", {"<a>": 900}, "'<a>' has the id 900"),
         ("llama", "LlamaTokenizer", {}, "'!' has the id 3"),  # it reads neither file
     ):
-        write(source, None, {"tokenizer_class": kind}, model_type=family)
+        source = write(tmp_path / "hf2", None, {"tokenizer_class": kind}, model_type=family)
         (source / "added_tokens.json").write_text(json.dumps(added))
         assert tokenizer.bring(source, tmp_path / "out") is None
         assert f"the token {reason}, and not in transformers' {kind}" in capsys.readouterr().err
