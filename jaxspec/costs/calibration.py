@@ -32,7 +32,7 @@ from jaxspec.model.backend import tree_sizes
 from jaxspec.model.quantization import leaf_bytes
 
 T = TypeVar("T")
-FORMAT = {"format": "jaxspec-costs", "version": 3}
+FORMAT = {"format": "jaxspec-costs", "version": 4}
 SPEEDS = "tokens_per_second"
 WIDTHS = (1, 4, 16)  # nodes expanded at once; costs of other widths are interpolated
 DEPTH = 5
