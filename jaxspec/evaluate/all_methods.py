@@ -1,5 +1,6 @@
 """The methods that `--methods all` stands for: those of the papers' tables that the checkpoint can run."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from jaxspec.builders import BUILDERS
 from jaxspec.checkpoint import config_json
 from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
-from jaxspec.controllers import CONTROLLERS
+from jaxspec.controllers import CONTROLLERS, ExpectedGain
 from jaxspec.controllers.cali_ts import FOLDER
 from jaxspec.engine.default_method import named_by_head
 from jaxspec.engine.head_weights import drafter_of, estimates, fitted
@@ -23,9 +24,9 @@ def all_methods(target: Path) -> tuple[str, ...]:
     """Methods of a checkpoint, `plain` first.
 
     Each usable head and prompt lookup run as a chain. The best head also runs with the method that its config.json
-    names, with every other builder and controller, with history, and as a shorter and a longer chain. Heads with an
-    acceptance predictor also run with `beta-ts` and `cali-ts`. Of methods that are the same for a head, because it
-    drafts short blocks, only the first is listed.
+    names (and with it and `expected-gain`, which drafts only where that pays), with every other builder and controller,
+    with history, and as a shorter and a longer chain. Heads with an acceptance predictor also run with `beta-ts` and
+    `cali-ts`. Of methods that are the same for a head, because it drafts short blocks, only the first is listed.
     """
     first: dict[str, str] = {}
     for name in _methods(target):
@@ -63,6 +64,7 @@ def _methods(target: Path) -> Iterator[str]:
     best = default_method(by_head.values())
     if (named := named_by_head(target, best)) != best:
         yield str(named)
+        yield str(dataclasses.replace(named, controller=ExpectedGain()))
     drafter = typed(best.drafter.name, best.head)
     yield from (f"{drafter}+{builder}" for builder in BUILDERS if builder != "chain")
     for name, controller in CONTROLLERS.items():
