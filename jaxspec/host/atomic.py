@@ -16,6 +16,11 @@ from jaxspec.host import buckets, processes, unfinished
 from jaxspec.host.terminal import say
 
 _HOST = platform.node().replace(".", "-")  # in names of temporary files
+_REFUSALS = {  # of disks, by their numbers; errors of TensorStore have the words only
+    errno.ENOSPC: "No space left on device",
+    errno.EDQUOT: "Disk quota exceeded",
+    errno.EFBIG: "File too large",
+}
 UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket until the output is complete
 
 
@@ -90,7 +95,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 class DiskFullError(OSError):
-    """No space left where the output was to go."""
+    """No space is left where the output was to go, or no file so large may be there."""
 
 
 @contextlib.contextmanager
@@ -121,11 +126,16 @@ def staged(out: Path, needed: int) -> Iterator[Path]:
     except DiskFullError:
         raise
     except BaseException as error:
-        if (file := _on_full_disk(error)) is None:
+        if (refused := _refused(error)) is None:
             raise
+        number, file = refused
         # The work may write elsewhere too, such as checkpoints, which stay.
         place = out if not file or file.startswith(str(parent / f".{out.name}.")) else file
-        raise DiskFullError(f"the disk of {place} is full, so {out} was not written; make room there") from error
+        why, instead = f"the disk of {place} is full", "make room there"
+        if number == errno.EFBIG:
+            why = f"a file at {place} would be larger than its disk or `ulimit -f` allows"
+            instead = "raise that limit, or name a place on another disk"
+        raise DiskFullError(f"{why}, so {out} was not written; {instead}") from error
 
 
 @contextlib.contextmanager
@@ -236,11 +246,11 @@ def check_room(out: Path, needed: int) -> None:
         raise DiskFullError(f"{out} needs {more} more and its disk has {there} free; make room first")
 
 
-def _on_full_disk(error: BaseException) -> str | None:
-    """The file that ENOSPC or EDQUOT, of an error or its cause, names; "" if it names none, None for other errors."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return str(error.filename or "")
-    if "No space left on device" in str(error) or "Disk quota exceeded" in str(error):  # from TensorStore
-        return next(iter(re.findall('"(/.*?)"', str(error))), "")
+def _refused(error: BaseException) -> tuple[int, str] | None:
+    """The number of _REFUSALS that an error or its cause has, and the file that it names, or ""; None without one."""
+    if isinstance(error, OSError) and error.errno in _REFUSALS:
+        return error.errno, str(error.filename or "")
+    if number := next((number for number, words in _REFUSALS.items() if words in str(error)), None):
+        return number, next(iter(re.findall('"(/.*?)"', str(error))), "")
     cause = error.__cause__ or error.__context__
-    return None if cause in (None, error) else _on_full_disk(cause)  # `buckets.described` may return its cause
+    return None if cause in (None, error) else _refused(cause)  # `buckets.described` may return its cause

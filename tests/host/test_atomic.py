@@ -73,6 +73,21 @@ def test_the_disk_that_is_full_is_named(tmp_path: Path):
             work(folder)
 
 
+def test_a_file_that_is_too_large_for_a_disk(tmp_path: Path):
+    """As FAT's limit of 4 GiB, or `ulimit -f`."""
+    run = tmp_path / "run" / "checkpoints"
+    for error, place in (
+        (lambda folder: OSError(errno.EFBIG, "File too large", str(folder / "a")), tmp_path / "out"),
+        (lambda folder: ValueError(f"Failed writing: \"{run}\": File too large [os_error_code='27']"), run),
+    ):
+        said = (
+            f"a file at {place} would be larger than its disk or `ulimit -f` allows, so {tmp_path}/out was not written"
+        )
+        with pytest.raises(DiskFullError, match=said), staged(tmp_path / "out", 0) as folder:
+            raise error(folder)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_that_is_its_own_cause_is_raised(tmp_path: Path):
     """As errors of a bucket's connection are, which have a number and words already."""
     lost = ConnectionResetError(errno.ECONNRESET, "reset")
