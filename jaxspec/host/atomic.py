@@ -241,8 +241,8 @@ def check_room(out: Path, needed: int) -> None:
     if buckets.in_bucket(out):
         return
     free = shutil.disk_usage(out.absolute().parent).free
-    if free < needed * 1.01 + 2**20:
-        more, there = filesize.decimal(needed), filesize.decimal(free)
+    if free < (room := int(needed * 1.01) + 2**20):
+        more, there = filesize.decimal(room), filesize.decimal(free)
         raise DiskFullError(f"{out} needs {more} more and its disk has {there} free; make room first")
 
 

@@ -82,7 +82,7 @@ def test_full_disk_is_refused_before_the_start(model: Path, tmp_path: Path, monk
     monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _: usage._replace(free=100_000))
     result = run("llama", model, tmp_path / "ckpt")
     assert result.code == 1
-    assert "needs 117.6 kB more and its disk has 100.0 kB free" in result.last
+    assert "needs 1.2 MB more and its disk has 100.0 kB free" in result.last
     assert only(tmp_path) == []
 
 
