@@ -68,7 +68,8 @@ def reason(name: str, raised: BaseException, kind: str = "model") -> str:
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     if status in (401, 403):
         return f"the hub denies access to {name} ({status}); set HF_TOKEN to a valid token that may read it"
-    return f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200]}"
+    later = "; run the same command again later" if status in BUSY else ""
+    return f"{name} cannot be fetched from the hub: {' '.join(str(error).split())[:200].rstrip('.')}{later}"
 
 
 def _answer(error: BaseException) -> BaseException:

@@ -247,6 +247,7 @@ def test_a_hub_that_stays_busy(there: hub.Hub, in_bucket: Bucket):
     there.faults = {"model-00002": [429] * 9}
     result = run("llama", "org/model", OUT)
     assert result.code == 2 and "org/model cannot be fetched from the hub: 429 Too Many Requests" in result.last
+    assert result.last.endswith("; run the same command again later")
     assert in_bucket.names() == []
 
 
