@@ -158,7 +158,8 @@ def _make(file: Path, folder: Path) -> None:
     # A normalised token would begin with the space that the normaliser puts before a text, and no text would hold it.
     listed = {int(at): {**token, "normalized": False} for at, token in listed.items()}
     for at, token in sorted(listed.items()):
-        tokenizer.add_tokens([AddedToken(**token)] * (tokenizer.token_to_id(token["content"]) is None))
+        if tokenizer.token_to_id(token["content"]) is None:
+            tokenizer.add_tokens([AddedToken(**token)])
         if (found := tokenizer.token_to_id(token["content"])) != at:
             raise ValueError(f"the added token {token['content']!r} has the id {at}, and after {file} it gets {found}")
     named |= {name: content(config[name]) for name in named if name in config}
