@@ -40,9 +40,9 @@ from jaxspec.model.llama import Llama
 
 RESULT = Path(__file__).parent / "results" / "where_drafting_pays.json"
 # The roofline. A pass takes the longer of reading its bytes and computing its products, and each kernel's launch.
-BANDWIDTH = 2.77e12  # bytes a second; assumed: the data sheet of an H100 has 3.35e12
+BANDWIDTH = 2.77e12  # bytes a second; of copies on an H100, by a run that is not in results/
 PRODUCTS = 0.6 * 989e12  # operations a second: the data sheet's, times a share that is assumed
-KERNEL = 2.4e-6  # seconds; assumed
+KERNEL = 2.4e-6  # seconds; of small kernels on an H100, likewise
 LAYERS, WIDTH, MLP, KV, VOCAB, DRAFT_VOCAB = 32, 4096, 14336, 1024, 128_256, 32_000  # of the 8B; EAGLE-3's vocabulary
 LAYER = 2 * WIDTH * WIDTH + 2 * WIDTH * KV + 3 * WIDTH * MLP  # weights of a layer
 LAYER_KERNELS, LEVEL_KERNELS = 10, 40  # of a layer, and of choosing the nodes of a level; assumed

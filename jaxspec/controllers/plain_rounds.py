@@ -53,6 +53,12 @@ class PlainRounds(Controller):
     goes_plain: ClassVar[bool] = True
     inner: Controller
     costs: CostAware  # the part of the method that has the costs
+    trial_levels: int = 0
+    """Most levels of a round on trial; 0: to be found from the costs, those of the first context."""
+
+    def __post_init__(self) -> None:
+        if not self.trial_levels:
+            object.__setattr__(self, "trial_levels", cheap_levels(self.costs))
 
     @property
     def stops(self) -> bool:
@@ -87,15 +93,6 @@ class PlainRounds(Controller):
         more = self.inner.keep_drafting(models, keys, state.inner, signals)
         return more & (~state.on_trial | (signals.level < self.trial_levels))
 
-    @property
-    def trial_levels(self) -> Int[Array, ""]:
-        """Most levels of a round on trial: those of a chain in the smallest size of verification, and more if a round
-        of more costs little more than one of one level, as with heads that draft all levels in one pass."""
-        least = next((nodes - 1 for nodes, _ in self.costs.known_costs[1] if nodes > 1), 1)
-        lengths = jnp.arange(1, LONGEST + 1)
-        costs = self.costs.round_cost(lengths, 1.0 + lengths)
-        return jnp.maximum(jnp.where(costs <= TRIAL_COST * costs[0], lengths, 0).max(), least)
-
     def update(self, state: PlainState, counts: RoundCounts) -> PlainState:
         levels, unfinished = jnp.asarray(counts.levels), jnp.asarray(counts.committed) > 0
         cost = self.costs.round_cost(levels.max(), 1.0 + jnp.asarray(counts.verified).max()) / self.costs.plain_cost
@@ -109,6 +106,18 @@ class PlainRounds(Controller):
             on_trial=jnp.where(unfinished, balance < least / 2, state.on_trial),
             inner=self.inner.update(state.inner, counts),
         )
+
+
+def cheap_levels(part: CostAware) -> int:
+    """The levels of a chain in the smallest size of verification; more if a round of more costs little more than one of
+    one level, as with heads that draft all levels in one pass."""
+    level, table = part.known_costs
+    least = next((nodes - 1 for nodes, _ in table if nodes > 1), 1)
+    costs = [
+        levels * level + next(cost for nodes, cost in table if nodes > levels)
+        for levels in range(1, min(LONGEST, table[-1][0] - 1) + 1)
+    ]
+    return max([least, *(levels for levels, cost in enumerate(costs, 1) if cost <= TRIAL_COST * costs[0])])
 
 
 def limit(rows: Rows) -> Float[Array, ""]:
