@@ -54,10 +54,10 @@ class PlainRounds(Controller):
     inner: Controller
     costs: CostAware  # the part of the method that has the costs
     trial_levels: int = 0
-    """Most levels of a round on trial; 0: to be found from the costs, those of the first context."""
+    """Most levels of a round on trial; 0: to be found from the costs, those of the first context, once measured."""
 
     def __post_init__(self) -> None:
-        if not self.trial_levels:
+        if not self.trial_levels and not self.costs.needs_costs:
             object.__setattr__(self, "trial_levels", cheap_levels(self.costs))
 
     @property
