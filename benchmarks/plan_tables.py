@@ -148,5 +148,27 @@ def split_rows() -> str:
             *of_verification(plan),
         ]
         for plan in planned("llama-3.1-70b")
+        if plan["settings"]["prompt"] is None
     )
     return markdown(("`--mesh`", "keys and values, GB of a chip", *OF_VERIFICATION), rows)
+
+
+MACHINES = {"v5e:4x4": "v5e-16", "v5p:2x2x1": "v5p-8"}
+
+
+def evaluation() -> str:
+    """GB of a chip while a head of a 70B is trained, by training_memory.py, and while prompts are read and answered."""
+    rows, header = list[list[str]](), ("target", "head", "optimizer", "keys and values", "temporaries", "in all")
+    evaluated = {plan["settings"]["topology"]: plan for plan in planned("llama-3.1-70b") if plan["settings"]["prompt"]}
+    for trained in result("training_memory"):
+        where = trained["topology"]
+        training, both = trained["bytes_per_chip"], evaluated[where]["bytes_per_chip"]
+        for what, held, keys in (
+            (f"**{MACHINES[where]}**: training", training, ("target", "head", "optimizer", None, "temporaries")),
+            ("evaluation: prompts", both, ("weights", "head_weights", None, "kv", "prefill_temporaries")),
+            ("evaluation: rounds", both, ("weights", "head_weights", None, "kv", "temporaries")),
+        ):
+            total = sum(held[key] for key in keys if key) + held.get("state", 0)
+            cells = [f"{held[key] / 1e9:.2f}" if key else "" for key in keys]
+            rows.append([what, *cells, f"{total / 1e9:.1f} of {held['limit'] / 1e9:.0f}"])
+    return markdown(("", *header), iter(rows))

@@ -22,8 +22,8 @@ from benchmarks.plan_tables import RESULTS, markdown, result, with_interval
 
 ROOT = RESULTS.parent.parent
 PAGES = (
-    *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/large-models.md", "docs/methods.md"),
-    *("docs/papers.md", "docs/training.md", "docs/verify.md", "jaxspec/builtin/README.md"),
+    *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/devices.md", "docs/large-models.md"),
+    *("docs/methods.md", "docs/papers.md", "docs/training.md", "docs/verify.md", "jaxspec/builtin/README.md"),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 RUN = ("device", "dtype", "versions", "settings", "noise", "target_seconds")
@@ -268,6 +268,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plans-with-options": plan_tables.with_options,
     "plans-of-small-models": plan_tables.small_models,
     "plans-with-split-rows": plan_tables.split_rows,
+    "plans-of-an-evaluation": plan_tables.evaluation,
     "verify-rounded": verify_tables.verify_rounded,
     "flips-by-change": verify_tables.flips_by_change,
     "verify-smollm2": verify_tables.verify_smollm2,

@@ -95,10 +95,12 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     largest = rounds.levels + 1 if method.builder.is_chain else max(program.spec.verify_sizes)
     nodes = largest if rounds.nodes is None else rounds.nodes
     parts, memory, faults = program.parts, _sizes(program), []
+    in_prefill, room = None, True  # bytes of temporaries of prefill; whether the compiler found room for all programs
     compiled, origin = None, "sizes and data sheets; nothing was compiled"
     if isinstance(mesh, Mesh):
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
         compiled, origin = compiled_loop(program), "sizes and data sheets; the compiler found no room"
+        room = compiled is not None
     if compiled is not None:
         origin = f"the compiled loop{' with --tpu-options' * with_options}, and data sheets"
         arguments = sum(memory[name] for name in ("weights", "head_weights", "kv"))
@@ -115,15 +117,17 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     if compiled is not None and where.is_tpu:
         took |= {name: compiled.seconds(each) if each else None for name, each in runs.items()}
         done |= {name: compiled.during(each) for name, each in runs.items()}
-        if settings.prompt and (found := _prefill(program, settings, where, with_options)):
-            took["prefill"], done["prefill"] = found
+        if settings.prompt:
+            found = _prefill(program, settings, where, with_options)
+            took["prefill"], done["prefill"], in_prefill = found or (None, [], None)
+            room = found is not None
         if rounds.tau is not None:
             say("compiling the loop of plain decoding, to compare with")
             if before := compiled_loop(plain):
                 now = map(sum, zip(*(took[name] or Interval() for name in runs), strict=True))
                 ratios = zip(before.seconds(plain_runs), now, strict=True)
                 gain = Interval(*(one / other * rounds.tau for one, other in ratios))
-    limit, total = int(where.chip.memory), sum(memory.values())
+    limit, total = int(where.chip.memory), sum(memory.values()) + max(0, (in_prefill or 0) - memory["temporaries"])
     return {
         "settings": {
             **{name: getattr(settings, name) for name in SETTINGS},
@@ -138,8 +142,14 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
         "versions": environment.versions() | ({"libtpu": version("libtpu")} if where.is_tpu else {}),
         "padded_batch_size": len(program.state.length),
         "note": shared_heads(mesh, target.config),
-        "fits": (compiled is not None or not isinstance(mesh, Mesh)) and total <= limit,
-        "bytes_per_chip": {**memory, "total": total, "limit": limit, "spare": limit - total},
+        "fits": room and total <= limit,
+        "bytes_per_chip": {
+            **memory,
+            "prefill_temporaries": in_prefill,
+            "total": total,
+            "limit": limit,
+            "spare": limit - total,
+        },
         **_time({name: works[name] or Work() for name in runs}, rounds, nodes, where, plain_seconds),
         **(_estimates(floors, took, done, gain) if done else dict.fromkeys(_estimates({}, {}, {}, None))),
         "floor_seconds": floors,
@@ -246,14 +256,17 @@ def _mesh_sizes(settings: PlanSettings, where: Slice) -> dict[str, int]:
 
 def _prefill(
     program: PlacedProgram, settings: PlanSettings, where: Slice, with_options: bool
-) -> tuple[Interval, list[Operation]] | None:
-    """The estimate of prefill of --prompt tokens, and its operations; None if the compiled program does not fit."""
+) -> tuple[Interval, list[Operation], int] | None:
+    """The estimate of prefill of --prompt tokens, its operations, and the bytes of its temporaries.
+
+    None if a compiled program does not fit.
+    """
     assert settings.prompt is not None
     chunk = accelerator_chunk(settings.prompt, settings.batch_size)
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
     options = backend.TPU_PREFILL_OPTIONS if with_options else None
-    chunks, took, done = math.ceil(settings.prompt / chunk), [], list[Operation]()
+    chunks, took, done, temporaries = math.ceil(settings.prompt / chunk), [], list[Operation](), 0
     for traced, times in program.trace_prefill(chunk):
         compiled = Compiled.of(traced, where, filled, options)
         if compiled is None:
@@ -262,7 +275,8 @@ def _prefill(
         runs = {phase: 1 if phase == FIRST_TOKEN else chunks * times for phase in phases}
         took.append(compiled.seconds(runs))
         done += compiled.during(runs)
-    return Interval(*map(sum, zip(*took, strict=True))), done
+        temporaries = max(temporaries, compiled.temporaries)
+    return Interval(*map(sum, zip(*took, strict=True))), done, temporaries
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:

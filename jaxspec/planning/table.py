@@ -13,6 +13,7 @@ MEMORY = {
     "kv": "keys and values",
     "state": "other state, padding",
     "temporaries": "temporaries, code",
+    "prefill_temporaries": "the same of prefill",
     "total": "total",
     "limit": "available",
 }
@@ -32,7 +33,7 @@ def show(found: dict[str, Any], console: Console) -> None:
     if found["note"]:
         line(found["note"])
     line("")
-    rows = [(name, f"{memory[key] / 1e9:.3f}") for key, name in MEMORY.items()]
+    rows = [(name, f"{memory[key] / 1e9:.3f}") for key, name in MEMORY.items() if memory[key] is not None]
     print_table(console, ["memory of a chip"], ["GB"], rows)
     spare = memory["spare"] / 1e9
     missing = f"{-spare:.2f} GB are missing" if spare < 0 else "the compiler found no room"

@@ -326,6 +326,10 @@ def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(
         assert 0 < lower <= found["scheduled_over_floor"][part] <= upper, part
         assert 0 <= found["estimate_coverage"][part] <= 1
         assert all(each["seconds"] >= 0 for each in found["not_estimated"][part].values())
+    memory = found["bytes_per_chip"]
+    assert memory["prefill_temporaries"] > 0
+    largest = max(memory["temporaries"], memory["prefill_temporaries"])
+    assert memory["total"] == sum(memory[key] for key in ("weights", "head_weights", "kv", "state")) + largest
     low, high = found["prefill"]["share_of_peak"]
     assert 0 < low <= high <= 1
     assert len(found["slowest_operations"]) == 2
