@@ -24,6 +24,7 @@ _ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "origi
 # Vicuna's 16k models have their length under this key, and the one before linear scaling in max_position_embeddings,
 # which FastChat multiplies by the factor.
 _LONGEST = "max_sequence_length"
+_SLIDING = "sliding_attention"
 Described = TypeVar("Described", LlamaConfig, Rope)
 ARCHITECTURES = {kind: f"{kind.capitalize()}ForCausalLM" for kind in ("llama", "mistral", "mixtral", "qwen2", "qwen3")}
 # Required whole numbers, by their names in LlamaConfig.
@@ -87,6 +88,7 @@ def to_llama(config: Mapping[str, Any]) -> LlamaConfig:
     if rope.scaling == "linear" and (longest := integer(config, _LONGEST, otherwise=1)) > sizes["max_length"]:
         rope = dataclasses.replace(rope, original_length=sizes["max_length"])
         sizes["max_length"] = longest
+    sizes["max_length"] = min(sizes["max_length"], _window(config, kind) or LARGEST)
     experts = {ours: integer(config, key) for ours, key in _EXPERTS.items() if kind == "mixtral"}
     biased = kind in ("llama", "qwen3") and bool(boolean(config, "attention_bias"))
     return described(
@@ -127,6 +129,12 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
 
 def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
     """Warns of settings by which transformers would write other text; None: there is no generation_config.json."""
+    whole = {**_DEFAULTS[kind := family(config)], **config}
+    if (window := _window(whole, kind) or LARGEST) < whole["max_position_embeddings"]:
+        say(
+            f"warning: {source / 'config.json'} has sliding-window attention, which jaxspec does not compute; so texts "
+            f"are limited to the {window} positions of the window, where it has no effect"
+        )
     file, values = ("config.json", config) if generation is None else ("generation_config.json", generation)
     active = [key for key, none in _GENERATION.items() if values.get(key) and values[key] != none]
     if active:
@@ -207,15 +215,25 @@ def _refuse(config: Mapping[str, Any], kind: str) -> None:
     for key, values in _ONLY.items():
         if (value := config.get(key, values[0])) not in values:
             raise CheckpointError(f"{key} {reprlib.repr(value)} is not supported, only {values[0]!r}")
-    window, slides = config.get("sliding_window"), kind in ("mistral", "mixtral")
-    if window is not None and config.get("use_sliding_window"):  # Qwen: from layer `max_window_layers` on
+    types, known = config.get("layer_types") or [], ["full_attention"]
+    if config.get("sliding_window") is not None:
+        known.append(_SLIDING)
+    if other := [layer for layer in types if layer not in known] if isinstance(types, list) else [types]:
+        raise CheckpointError(f"layer_types {other[0]!r} is not supported, only {' and '.join(map(repr, known))}")
+
+
+def _window(config: Mapping[str, Any], kind: str) -> int | None:
+    """The sliding window that some layers have, in positions; None without one.
+
+    It has no effect on a text that is no longer, so such a model is read with as many positions.
+    """
+    if config.get("sliding_window") is None:
+        return None
+    slides = kind in ("mistral", "mixtral") or _SLIDING in (config.get("layer_types") or [])
+    if config.get("use_sliding_window"):  # Qwen: from layer `max_window_layers` on
         first, layers = config.get("max_window_layers"), integer(config, "num_hidden_layers")
         slides |= not isinstance(first, int) or first < layers
-    if window is not None and slides:
-        raise CheckpointError(f"sliding-window attention (sliding_window {window}) is not supported; use one without")
-    types = config.get("layer_types") or []
-    if other := [layer for layer in types if layer != "full_attention"] if isinstance(types, list) else [types]:
-        raise CheckpointError(f"layer_types {other[0]!r} is not supported, only 'full_attention'")
+    return integer(config, "sliding_window") if slides else None
 
 
 def _rope(config: Mapping[str, Any], max_length: int) -> Rope:

@@ -14,7 +14,8 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from jaxspec.checkpoint.config_json import CheckpointConfig, CheckpointError
+from jaxspec.checkpoint import config_json
+from jaxspec.checkpoint.config_json import CheckpointConfig
 from jaxspec.convert import hf_config
 from tests import hf_models
 from tests.convert.commands import assert_bitwise, refused, run, tensors
@@ -64,15 +65,17 @@ def rope(kind: Any, **values: Any) -> dict[str, Any]:
         ("mixtral", {"num_local_experts": 6}, ["experts.5.w", "is missing in"]),
         ("mixtral", {"num_local_experts": 4}, ["experts.4.w", "one too many for a config with 4 experts"]),
         ("mixtral", {"num_experts_per_tok": 7}, ["experts_per_token must be from 1 to 5, not 7"]),
-        ("mixtral", {"sliding_window": 4096}, ["sliding-window attention (sliding_window 4096)"]),
         ("llama", {"model_type": "gemma2"}, ["model_type 'gemma2'", "llama, mistral, mixtral, qwen2, qwen3"]),
         ("llama", {"model_type": None, "architectures": None}, ["model_type None"]),
         ("llama", {"architectures": ["LlamaForSequenceClassification"]}, ["LlamaForSequenceClassification"]),
         ("llama", {"hidden_act": "gelu"}, ["hidden_act 'gelu'"]),
-        ("mistral", {"sliding_window": 4096}, ["sliding_window 4096"]),
-        ("qwen2", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 0}, ["sliding_window 128"]),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}, ["sliding_window 128"]),
-        ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, ["layer_types 'sliding_attention'"]),
+        ("mistral", {"sliding_window": "4096"}, ["a whole number above 0 as 'sliding_window'", "it has '4096'"]),
+        ("qwen2", {"layer_types": ["full_attention", "chunked_attention"]}, ["layer_types 'chunked_attention'"]),
+        (
+            "qwen3",
+            {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": None},
+            ["layer_types 'sliding_attention'", "only 'full_attention'"],
+        ),
         ("llama", rope("yarn", factor=4.0), ["rope type 'yarn'", "default, linear, dynamic, llama3"]),
         ("llama", rope("longrope", short_factor=[1.0]), ["rope type 'longrope'"]),
         ("llama", rope("linear"), ["config.json must give a number above 0 as 'factor'", "None"]),
@@ -124,6 +127,27 @@ def test_a_window_that_no_layer_has(family: str, originals: Path):
     theirs = transformers.AutoConfig.for_model(**{**config, **values, "layer_types": None})
     assert theirs.layer_types == ["full_attention"] * 2
     assert hf_config.to_llama({**config, **values}) == hf_config.to_llama(config)
+
+
+@pytest.mark.parametrize("window", [9, 999])
+@pytest.mark.parametrize(
+    ("family", "values"),
+    [
+        ("mistral", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}),
+    ],
+)
+def test_texts_are_no_longer_than_a_window(
+    family: str, values: dict, window: int, copy: Callable[[str], Path], tmp_path: Path
+):
+    source = copy(family)
+    edit_config(source, sliding_window=window, **values)
+    done = run("llama", source, tmp_path / "ckpt")
+    assert done.code == 0, done.err
+    usual = json.loads((source / "config.json").read_text())["max_position_embeddings"]
+    assert config_json.read_config(tmp_path / "ckpt").model.max_length == min(window, usual)
+    assert ("so texts are limited to the 9 positions of the window" in done.err) == (window == 9)
 
 
 @pytest.mark.parametrize(("kind", "length"), [("linear", 1024), ("dynamic", 256), ("default", 256)])
@@ -316,8 +340,7 @@ def test_a_window_that_is_not_given_is_transformers(copy: Callable[[str], Path])
     config = json.loads((copy("qwen2") / "config.json").read_text())
     config |= {"use_sliding_window": True, "max_window_layers": 0}
     config.pop("sliding_window", None)
-    with pytest.raises(CheckpointError, match="sliding_window 4096"):
-        hf_config.to_llama(config)
+    assert hf_config.to_llama({**config, "max_position_embeddings": 8192}).max_length == 4096
 
 
 def test_folders(copy: Callable[[str], Path], tmp_path: Path):

@@ -49,8 +49,9 @@ class Pair:
 @pytest.fixture(scope="module", params=hf_models.FAMILIES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     folder = tmp_path_factory.mktemp(request.param)
-    # Dynamic scaling is the plain rotation up to the original length: go as far as that.
-    longest: dict[str, Any] = {"max_position_embeddings": LENGTH} if request.param == "dynamic-rope" else {}
+    # Dynamic scaling is the plain rotation up to the original length, and a window has no effect up to its own.
+    limits = {"dynamic-rope": "max_position_embeddings", "mistral": "sliding_window"}
+    longest: dict[str, Any] = {limits[request.param]: LENGTH} if request.param in limits else {}
     theirs = hf_models.make(request.param, folder / "theirs", num_hidden_layers=LAYERS, **longest)
     convert(folder / "theirs", folder / "ours")
     model = parameters.restore(folder / "ours", jnp.float32)
