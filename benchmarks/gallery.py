@@ -1,20 +1,18 @@
-"""Draws pictures of docs/measuring.md from results of `jaxspec bench`:
+"""Draws pictures of docs/measuring.md from the run of README.md's table of methods on the builtin model:
 
-    jaxspec bench --target builtin --prompts builtin --limit 8 --repeats 2 --json six.json --methods plain \
-        ngram+chain eagle+chain edd+chain,length=4 edd,history=5+chain,length=6 eagle+eagle2
-    jaxspec bench --target builtin --prompts builtin --limit 8 --repeats 1 --no-prices --max-new-tokens 64 \
-        --methods plain eagle+eagle2,total=12,depth=5,width=4 --json small.json
-    python benchmarks/gallery.py six.json --trees small.json
+    python benchmarks/gallery.py builtin_methods.json
 
-`report.png` shows its report's overview and figures, `trees.png` the least repetitive text and a draft tree there, and
-`plan.svg` a plan for eight A100s. The first two need Chromium and Pillow.
+`report.png` shows the overview and figures of a report of SHOWN, `trees.png` the least repetitive text and a draft tree
+there, and `plan.svg` a plan for eight A100s. The first two need Chromium and Pillow.
 """
 
 import argparse
+import dataclasses
 import io
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -25,12 +23,13 @@ from jaxspec.options.by_command import PlanSettings
 from jaxspec.planning.plan import plan
 from jaxspec.planning.table import show
 from jaxspec.report import page
-from jaxspec.report.runs import read
+from jaxspec.report.runs import Run, read
 
 RESULTS = Path(__file__).parent / "results"
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 COLOURS = 64  # of a PNG's palette
-TREE = "eagle+eagle2"  # the method whose text and tree are shown, or the first that begins so
+SHOWN = ("plain", "dflash", "ngram+chain", "eagle+chain", "edd+chain,length=6", "eagle+eagle2")
+TREE = "eagle+eagle2,total=8,depth=4,width=4"  # the method whose text and tree are shown
 PLAN = PlanSettings(model="llama-2-70b", method="eagle+eagle2", device="a100-80g:8", context=4096, tau="3.8")
 PREPARE = """<script>addEventListener("load", () => {
   const selects = () => [...document.querySelectorAll("#answers select")];
@@ -75,20 +74,28 @@ def draw_plan(out: Path) -> None:
     print(f"wrote {out}, {out.stat().st_size / 1e3:.0f} kB")
 
 
+def of_methods(run: Run, names: Sequence[str]) -> Run:
+    """A run without its other methods."""
+    some = {name: run.found["methods"][name] for name in names}
+    answers = tuple(answer for answer in run.answers if answer.method in some)
+    methods = {name: run.methods[name] for name in some}
+    return dataclasses.replace(run, found={**run.found, "methods": some}, answers=answers, methods=methods)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path, help="OUT.json of a finished bench; its log lies beside it")
-    parser.add_argument("--trees", type=Path, help="OUT.json of a bench whose trees are small enough to be shown whole")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder to write into")
     options = parser.parse_args()
     if BROWSER is None:
         parser.error("there is no Chromium to draw the report with")
     try:
-        html, small = (page.render(read([given])) for given in (options.results, options.trees or options.results))
-    except ValueError as error:
-        parser.error(str(error))
-    screenshot(html, (1200, 1100), options.out / "report.png", left_out="#generations")
-    screenshot(small, (1000, 1070), options.out / "trees.png", left_out="header, nav, section:not(#generations)")
+        (run,) = read([options.results])
+        several, one = (page.render([of_methods(run, names)]) for names in (SHOWN, ("plain", TREE)))
+    except (ValueError, KeyError) as error:
+        parser.error(f"{options.results} is not that run: {error}")
+    screenshot(several, (1200, 1100), options.out / "report.png", left_out="#generations")
+    screenshot(one, (1000, 1200), options.out / "trees.png", left_out="header, nav, section:not(#generations)")
     draw_plan(options.out / "plan.svg")
 
 

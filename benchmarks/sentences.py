@@ -7,8 +7,9 @@ from typing import Any
 
 from benchmarks.plan_tables import RESULTS, result
 from benchmarks.verify_tables import runs_in
+from jaxspec.planning.shapes import find_model
 
-WORDS = {3: "three", 6: "sixth", 7: "seven", 20: "twenty"}
+WORDS = {3: "three", 4: "four", 6: "sixth", 7: "seven", 20: "twenty"}
 
 
 def missing(page: str, text: str) -> list[str]:
@@ -80,7 +81,7 @@ def papers() -> list[str]:
         above = max([above, *(before[name]["speedup"] - run[name]["speedup"] for name in run.keys() & before.keys())])
     return [
         f"Between runs, plain decoding's speed differs by up to {max(plain) / min(plain):.1f} times, and a method's "
-        f"speedup by up to {between:.2f}. On the Xeon of [benchmarks/](../benchmarks/README.md#methods-on-the-builtin-"
+        f"speedup by up to {between:.2f}. In the run of [benchmarks/](../benchmarks/README.md#methods-on-the-builtin-"
         f"model), speedups were up to {above:.2f} higher.",
         f"predicts {plan('layer-skip+chain+adaptive')['speedup']:.2f}×",
     ]
@@ -93,6 +94,20 @@ def large_models() -> list[str]:
     return [f"takes at least {1000 * floor:.1f} ms, of which messages take {1000 * messages:.1f} ms"]
 
 
+def devices() -> list[str]:
+    model = find_model("llama-3.1-70b").config
+    embedding = model.vocab_size * model.hidden_size
+    step = next(each["floor_seconds"]["prefill"] for each in result("plans") if each["settings"]["prompt"])
+    of_chip = next(each for each in result("training_memory") if each["topology"] == "v5p:2x2x1")["bytes_per_chip"]
+    saved = 4 * (of_chip["head"] + of_chip["optimizer"])
+    return [  # a step reads as many tokens as the prompts of the plan have: 8 windows of 2,048 are 16 of 1,024
+        f"take at least {WORDS[round(20_000 * step / 3600)]} hours at the v5e-16's peak",
+        f"(the embedding of {2 * embedding / 1e9:.1f} GB twice",
+        f"for training and evaluation: {4 * embedding / 1e9:.1f} GB (the largest tensor in float32)",
+        f"saves the head and its two moments, {saved / 1e9:.1f} GB in float32",
+    ]
+
+
 def plan(method: str) -> dict[str, Any]:
     """The plan of llama-2-70b on v5e:4x4."""
     wanted = {"model": "llama-2-70b", "method": method, "topology": "v5e:4x4", "tpu_options": False}
@@ -102,6 +117,7 @@ def plan(method: str) -> dict[str, Any]:
 SENTENCES = {
     "README.md": readme,
     "benchmarks/README.md": benchmarks,
+    "docs/devices.md": devices,
     "docs/large-models.md": large_models,
     "docs/methods.md": methods,
     "docs/papers.md": papers,

@@ -129,7 +129,8 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
 
 def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
     """Warns of settings by which transformers would write other text; None: there is no generation_config.json."""
-    whole = {**_DEFAULTS[kind := family(config)], **config}
+    kind = family(config)
+    whole = {**_DEFAULTS[kind], **config}
     if (window := _window(whole, kind) or LARGEST) < whole["max_position_embeddings"]:
         say(
             f"warning: {source / 'config.json'} has sliding-window attention, which jaxspec does not compute; so texts "

@@ -151,7 +151,7 @@ def _lines(run: Run, title: str, caption: str, series: Sequence[Series], **axes:
 def _few(run: Run, shown: int) -> str:
     """A sentence where a figure does not show all methods."""
     drafting = len(run.methods) - 1
-    return f" The {shown} fastest of {drafting} methods." if shown < drafting else ""
+    return f" The {f'{shown} ' if shown > 1 else ''}fastest of {drafting} methods." if shown < drafting else ""
 
 
 def _some(rounds: int) -> list[int]:
