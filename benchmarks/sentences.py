@@ -108,6 +108,15 @@ def devices() -> list[str]:
     ]
 
 
+def verify() -> list[str]:
+    needed = [result(f"verify_builtin_{seed}")["tokens_needed"] for seed in range(4)]
+    tokens = result("flips_by_change")["greedy_tokens"]
+    return [
+        f"a distance of 0.01 takes {min(needed):,} to {max(needed):,} tokens per method",
+        f"over {tokens:,} tokens each",
+    ]
+
+
 def plan(method: str) -> dict[str, Any]:
     """The plan of llama-2-70b on v5e:4x4."""
     wanted = {"model": "llama-2-70b", "method": method, "topology": "v5e:4x4", "tpu_options": False}
@@ -122,4 +131,5 @@ SENTENCES = {
     "docs/methods.md": methods,
     "docs/papers.md": papers,
     "docs/training.md": training,
+    "docs/verify.md": verify,
 }
