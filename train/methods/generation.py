@@ -7,7 +7,7 @@ from data, or generated too.
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxspec.decoding.request import Request
@@ -64,12 +64,18 @@ def write(engine: Engine, settings: Generate, prompts: Sequence[Prompt], screen:
         if LEFT_OUT not in line:
             screen.screened(line)
     before, total, tokens, began = len(lines), len(prompts), 0, time.monotonic()
+
+    def report(texts: Sequence[Sequence[int]]) -> None:
+        ended = sum(len(text) > settings.greedy_tokens or is_complete(engine, text) for text in texts)
+        speed = (tokens + sum(map(len, texts))) / (time.monotonic() - began)
+        line.report(len(lines) + ended, f"{speed:,.0f} tokens/s")
+
     with progress("text", total, before) as line:
         for first in range(before, total, size):
             batch: Sequence[Prompt | None] = prompts[first : first + size]
             if settings.self_prompts is not None:
                 batch = with_turns(engine, settings, prompts[first : first + size], first)
-            texts = go_on(engine, settings, [prompt.tokens if prompt else [] for prompt in batch], first)
+            texts = go_on(engine, settings, [prompt.tokens if prompt else [] for prompt in batch], first, report)
             new = [
                 screen.screened(record(engine, prompt, text)) if prompt else {LEFT_OUT: "unusable turns"}
                 for prompt, text in zip(batch, texts, strict=True)
@@ -101,8 +107,17 @@ def with_turns(engine: Engine, settings: Generate, headers: Sequence[Prompt], fi
     return prompts
 
 
-def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], first: int) -> list[list[int]]:
-    """Token ids generated for prompts from number `first` on, greedy and then sampled; none for an empty prompt."""
+def go_on(
+    engine: Engine,
+    settings: Generate,
+    prompts: Sequence[list[int]],
+    first: int,
+    report: Callable[[list[list[int]]], None],
+) -> list[list[int]]:
+    """Token ids generated for prompts from number `first` on, greedy and then sampled; none for an empty prompt.
+
+    `report` is called with the texts so far whenever a text is longer.
+    """
     room, sampling = engine.model.config.model.usable_length, settings.sampling
     texts: list[list[int]] = [[] for _ in prompts]
     for temperature, length in ((0.0, settings.greedy_tokens), (sampling.temperature, sampling.max_new_tokens)):
@@ -113,8 +128,10 @@ def go_on(engine: Engine, settings: Generate, prompts: Sequence[list[int]], firs
                 part = dataclasses.replace(sampling, max_new_tokens=left, temperature=temperature)
                 requests[row] = Request(prompt + text, part, index=first + row)
         if requests:
-            for row, generation in zip(requests, engine.run(list(requests.values()), settings.batch_size), strict=True):
-                texts[row] += generation.tokens
+            rows = list(requests)
+            for place, generation in engine.decode(list(requests.values()), settings.batch_size):
+                texts[rows[place]] += generation.tokens
+                report(texts)
     return texts
 
 

@@ -27,6 +27,7 @@ FEW = ("--method", "plain", "--batch-size", 4, "--max-new-tokens", 20)
 ASKED = (*FEW, "--samples", 12)
 QUICK = (*ASKED, "--prompt-tokens", 12)
 ROOM = MODEL.max_length
+UNSEEN = lambda texts: None  # the progress of texts
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +104,11 @@ def test_the_batch_size_does_not_change_the_text(whole: Path, generate: Callable
 def test_a_killed_run_goes_on(whole: Path, generate: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     asked, killed_at, go_on = [], [4], generation.go_on
 
-    def killed(engine, settings, prompts, first):
+    def killed(engine, settings, prompts, first, report):
         if first == killed_at[0]:
             raise KeyboardInterrupt
         asked.append(first)
-        return go_on(engine, settings, prompts, first)
+        return go_on(engine, settings, prompts, first, report)
 
     monkeypatch.setattr(generation, "go_on", killed)
     monkeypatch.setattr(generation, "BATCHES", 1)  # other groups than those of `whole`
@@ -180,13 +181,15 @@ def test_a_method_that_needs_costs_gets_them(
 def test_the_first_tokens_are_greedy(model: Checkpoint):
     engine, prompts = jaxspec.Engine(model, "plain"), [[1, 2, 3], [7] * 9, [4, 5], [1, 2, 3]]
     greedy = [each.tokens for each in engine.generate(prompts, max_new_tokens=30)]
-    texts = generation.go_on(engine, settings(), prompts, 0)
+    texts = generation.go_on(engine, settings(), prompts, 0, UNSEEN)
     assert [text[:5] for text in texts] == [text[:5] for text in greedy]
     assert texts[0] != texts[3]  # each draws by its own number
     assert texts[0] != greedy[0]
-    assert generation.go_on(engine, settings(greedy_tokens=99), prompts, 0) == greedy
-    assert generation.go_on(engine, settings(), prompts[1:], 1) == texts[1:]
-    sampled = generation.go_on(engine, settings(greedy_tokens=0), prompts, 0)
+    assert generation.go_on(engine, settings(greedy_tokens=99), prompts, 0, UNSEEN) == greedy
+    assert generation.go_on(engine, settings(), prompts[1:], 1, UNSEEN) == texts[1:]
+    lengths: list[int] = []
+    sampled = generation.go_on(engine, settings(greedy_tokens=0), prompts, 0, lambda texts: lengths.append(len(texts)))
+    assert lengths == [4] * 4, "progress is shown whenever a text is finished"
     assert sampled == [
         each.tokens for each in engine.generate(prompts, max_new_tokens=30, temperature=1.0, seed=3)
     ]  # fmt: skip
@@ -195,7 +198,7 @@ def test_the_first_tokens_are_greedy(model: Checkpoint):
 def test_texts_end_with_the_context(model: Checkpoint):
     engine = jaxspec.Engine(model, "plain")
     prompts = [[0] * (ROOM - 3), [0] * (ROOM - 12), [0, 1], [1]]  # for the last three, greedy tokens are not all
-    texts = generation.go_on(engine, settings(temperature=0.0), prompts, 0)
+    texts = generation.go_on(engine, settings(temperature=0.0), prompts, 0, UNSEEN)
     for text, most in zip(texts, (3, 12, 30, 30), strict=True):
         ended = [token in engine.model.config.eos for token in text]
         assert not any(ended[:-1])
