@@ -13,7 +13,7 @@ from jaxspec.evaluate import bench
 from jaxspec.host.atomic import check_ours, write_whole
 from jaxspec.host.processes import is_first
 from jaxspec.host.terminal import say
-from jaxspec.methods.method import Variant, parse_method, vary
+from jaxspec.methods.method import Value, parse_method, vary
 from jaxspec.options.by_command import Bench, Comparison, Sweep
 
 
@@ -26,10 +26,10 @@ def run(settings: Sweep) -> None:
     if not setting or not equals:
         raise ValueError(f"--over must be SETTING=VALUE,VALUE,..., such as length=1,2,3,4, not {settings.over!r}")
     variants = vary(parse_method(settings.method), setting, values.split(","))
+    names = {value: str(method) for value, method in variants.items()}
     shared = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Comparison)}
-    methods = (*(str(variant.method) for variant in variants), *settings.against)
-    found = bench.run_methods(Bench(**shared, methods=methods, json=settings.out))
-    sweep = summarise(setting, variants, settings.against, found["methods"])
+    found = bench.run_methods(Bench(**shared, methods=(*names.values(), *settings.against), json=settings.out))
+    sweep = summarise(setting, names, settings.against, found["methods"])
     if settings.out is not None and is_first():
         write(settings.out, {**found, "sweep": sweep})
     bench.show(found, Console())
@@ -47,16 +47,15 @@ def write(out: Path, found: dict[str, Any]) -> None:
 
 
 def summarise(
-    setting: str, variants: Sequence[Variant], against: Sequence[str], methods: Mapping[str, Any]
+    setting: str, names: Mapping[Value, str], against: Sequence[str], methods: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`sweep` of the JSON: the values, their methods, and the value with the highest modelled speedup."""
-    best = max(variants, key=lambda variant: methods[str(variant.method)]["modelled_speedup"])
     return {
         "setting": setting,
-        "values": [variant.value for variant in variants],
-        "methods": [str(variant.method) for variant in variants],
+        "values": list(names),
+        "methods": list(names.values()),
         "against": list(dict.fromkeys(against)),
-        "best": best.value,
+        "best": max(names, key=lambda value: methods[names[value]]["modelled_speedup"]),
     }
 
 

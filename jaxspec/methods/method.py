@@ -215,16 +215,11 @@ def _part(kinds: dict[str, Any], typed: str, text: str) -> Any:
     return build_part(kinds[name], settings, text)
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """One value of a setting, and the method that has it."""
-
-    value: int | float | bool | str  # the text that was typed where the setting is no number
-    method: Method
+Value = int | float | bool | str  # of a setting; the text that was typed where the setting is no number
 
 
-def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
-    """The method once with each value of a setting, written as in a method's text.
+def vary(method: Method, setting: str, values: Sequence[str]) -> dict[Value, Method]:
+    """The method once with each value of a setting, by the values, which are written as in a method's text.
 
     Args:
         setting: a field of the drafter, builder or controller, such as `length`; `chain.length` where several parts
@@ -240,12 +235,18 @@ def vary(method: Method, setting: str, values: Sequence[str]) -> list[Variant]:
         raise ValueError(f"the method {method} has no setting {setting!r}; {offers}")
     if len(names) > 1:
         raise ValueError(f"several parts of {method} have a setting {setting!r}: write {' or '.join(names)}")
-    variants = [_variant(method, *fields[names[0]], value) for value in values]
-    seen = set[Method]()
-    for text, variant in zip(values, variants, strict=True):
-        if variant.method in seen:
+    role, field = fields[names[0]]
+    part: Any = method.drafter if role is None else getattr(method, role)
+    variants: dict[Value, Method] = {}
+    for text in values:
+        if field.name == HEAD and not text:
+            raise ValueError("a head needs a name")
+        value: Any = text if field.name == HEAD else read_value(field, text, f"{part.name},{field.name}={text}")
+        changed = {field.name: value} if role is None else {role: dataclasses.replace(part, **{field.name: value})}
+        variant = dataclasses.replace(method, **changed)
+        if variant in variants.values():
             raise ValueError(f"{setting} has the value {text!r} twice")
-        seen.add(variant.method)
+        variants[value if isinstance(value, int | float) else text] = variant
     if len(variants) < 2:
         raise ValueError(f"a sweep needs two or more values of {setting}, such as {setting}=A,B")
     return variants
@@ -261,12 +262,3 @@ def _fields_by_name(method: Method) -> dict[str, tuple[str | None, dataclasses.F
     }
     own = () if method.head is None else (HEAD, HISTORY)
     return of_parts | {field.name: (None, field) for field in dataclasses.fields(method) if field.name in own}
-
-
-def _variant(method: Method, role: str | None, field: dataclasses.Field, text: str) -> Variant:
-    if field.name == HEAD and not text:
-        raise ValueError("a head needs a name")
-    part: Any = method.drafter if role is None else getattr(method, role)
-    value: Any = text if field.name == HEAD else read_value(field, text, f"{part.name},{field.name}={text}")
-    changed = {field.name: value} if role is None else {role: dataclasses.replace(part, **{field.name: value})}
-    return Variant(value if isinstance(value, int | float) else text, dataclasses.replace(method, **changed))

@@ -32,14 +32,14 @@ def unsure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def texts(method: str, setting: str, *values: str) -> list[str]:
-    return [str(variant.method) for variant in vary(parse_method(method), setting, values)]
+    return list(map(str, vary(parse_method(method), setting, values).values()))
 
 
 def test_each_value_is_a_whole_method_that_is_read_back():
     found = vary(parse_method("draft-model@small+chain,length=9"), "length", ("1", "3"))
-    assert [variant.value for variant in found] == [1, 3]
-    assert [str(v.method) for v in found] == [f"draft-model@small+chain,length={n}+fixed" for n in (1, 3)]
-    assert [parse_method(str(variant.method)) for variant in found] == [variant.method for variant in found]
+    assert list(found) == [1, 3]
+    assert list(map(str, found.values())) == [f"draft-model@small+chain,length={n}+fixed" for n in (1, 3)]
+    assert [parse_method(str(method)) for method in found.values()] == list(found.values())
 
 
 def test_every_part_has_its_settings(unsure: None):
@@ -54,18 +54,18 @@ def test_every_part_has_its_settings(unsure: None):
 
 def test_what_is_no_number_stays_as_it_was_typed():
     found = vary(parse_method("ngram+static"), "paths", ("0:00", "0:1"))
-    assert [variant.value for variant in found] == ["0:00", "0:1"]
-    assert [variant.method.builder for variant in found] == [Static(((0,), (0, 0))), Static(((0,), (1,)))]
+    assert list(found) == ["0:00", "0:1"]
+    assert [method.builder for method in found.values()] == [Static(((0,), (0, 0))), Static(((0,), (1,)))]
 
 
 def test_costs_and_thresholds():
     found = vary(parse_method("ngram+pruned"), "cost", ("0.05", "0.2", "measured"))
-    assert [variant.value for variant in found] == [0.05, 0.2, "measured"]
-    assert [variant.method.builder for variant in found] == [Pruned(cost=0.05), Pruned(cost=0.2), Pruned()]
+    assert list(found) == [0.05, 0.2, "measured"]
+    assert [method.builder for method in found.values()] == [Pruned(cost=0.05), Pruned(cost=0.2), Pruned()]
     assert texts("ngram+pruned,cost=0.1", "leaf", "0", "0.02")[1].endswith(
         "leaf=0.02,cost=0.1,total=64,power=1.0,greedy_power=1.0+fixed"
     )
-    assert [v.method.builder for v in vary(parse_method("ngram+uniform"), "width", ("1", "2"))] == [
+    assert [method.builder for method in vary(parse_method("ngram+uniform"), "width", ("1", "2")).values()] == [
         Uniform(width=1),
         Uniform(width=2),
     ]
@@ -73,9 +73,9 @@ def test_costs_and_thresholds():
 
 def test_heads():
     found = vary(parse_method("eagle+chain,length=2"), "head", ("eagle", "deep", "runs/a/eagle"))
-    assert [variant.value for variant in found] == ["eagle", "deep", "runs/a/eagle"]
-    assert [variant.method.head for variant in found] == ["eagle", "deep", "runs/a/eagle"]
-    assert str(found[1].method) == "eagle@deep+chain,length=2+fixed"
+    assert list(found) == ["eagle", "deep", "runs/a/eagle"]
+    assert [method.head for method in found.values()] == ["eagle", "deep", "runs/a/eagle"]
+    assert str(found["deep"]) == "eagle@deep+chain,length=2+fixed"
 
 
 @pytest.mark.parametrize(
