@@ -13,7 +13,7 @@ from jaxspec.costs.calibration import dtype_of
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.default_method import default_at
-from jaxspec.evaluate.all_methods import usable_heads
+from jaxspec.evaluate.all_methods import heads_of
 from jaxspec.host import environment
 from jaxspec.methods.method import HISTORY
 from jaxspec.methods.settings import describe_settings
@@ -40,7 +40,8 @@ def run(settings: Methods) -> None:
     if settings.target is None:
         return
     ready = [name for name, kind in DRAFTERS.items() if not kind.has_head]
-    console.print(f"{settings.target} can run: {', '.join([*ready, *usable_heads(folder).values()])}")
+    usable, _ = heads_of(folder)
+    console.print(f"{settings.target} can run: {', '.join([*ready, *usable.values()])}")
     console.print(f"heads found: {', '.join(heads) or 'none'}")
     dtype = dtype_of(str(compute_dtype(None)), config.quantize)
     console.print(f"without --method: {default_at(folder, heads, dtype=dtype, device=environment.device())}")

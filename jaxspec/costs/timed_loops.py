@@ -11,7 +11,7 @@ from typing import Any, ClassVar, final
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Int, Key
 
 from jaxspec.builders.top_paths import TopPaths, TreeLimits
 from jaxspec.controllers import Fixed
@@ -26,13 +26,14 @@ from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.rule import Draws
 from jaxspec.decoding.sampling import argmax, fold
 from jaxspec.decoding.speculation import Speculation
-from jaxspec.decoding.tree import compaction, first_nodes, init_tree, root_frontier, subtree
+from jaxspec.decoding.tree import Rows, compaction, first_nodes, init_tree, root_frontier, subtree
 from jaxspec.model import kv_cache as kv
 from jaxspec.model.attention import causal_mask
 from jaxspec.model.backend import Jitted
 from jaxspec.model.llama import Llama, Output, forward
 
 _jitted = partial(Jitted, dtype_of=lambda spec, models, *_: models.target.dtype, options={})  # as `loop.decode`
+Levels = Int[Array, " B"]
 Job = Callable[[int], Any]  # runs so many iterations; its result may still be under way
 
 
@@ -122,22 +123,15 @@ class ToLevel(Controller):
     def goes_plain(self) -> bool:
         return self.plain
 
-    def init(self, batch: int) -> Int[Array, " B"]:
+    def init(self, batch: int) -> Levels:
         return jnp.zeros(batch, jnp.int32)
 
     def begin(
-        self,
-        models: Models,
-        keys: Key[Array, " B"],
-        state: Int[Array, " B"],
-        unfinished: Bool[Array, " B"],
-        builder: TreeBuilder,
-    ) -> tuple[Int[Array, " B"], Bool[Array, " B"]]:
+        self, models: Models, keys: Key[Array, " B"], state: Levels, unfinished: Rows, builder: TreeBuilder
+    ) -> tuple[Levels, Rows]:
         return state, state > 0
 
-    def keep_drafting(
-        self, models: Models, keys: Key[Array, " B"], state: Int[Array, " B"], signals: DraftSignals
-    ) -> Bool[Array, " B"]:
+    def keep_drafting(self, models: Models, keys: Key[Array, " B"], state: Levels, signals: DraftSignals) -> Rows:
         return signals.level < state
 
 

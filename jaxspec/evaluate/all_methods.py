@@ -34,11 +34,18 @@ def all_methods(target: Path) -> tuple[str, ...]:
     return tuple(first.values())
 
 
-def usable_heads(target: Path) -> dict[str, str]:
-    """Folders in CKPT/heads with usable weights: by name, the drafter as a user would type it."""
-    unusable = unusable_heads(target)
-    heads = (head for head in config_json.head_names(target) if head not in unusable)
-    return {head: typed(drafter_of(target, head).name, head) for head in heads}
+def heads_of(target: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Folders in CKPT/heads with usable weights, and those without, by name.
+
+    For a usable head it gives the drafter as a user would type it, for any other the reason.
+    """
+    usable, unusable = dict[str, str](), dict[str, str]()
+    for head in config_json.head_names(target):
+        try:
+            usable[head] = typed(drafter_of(target, head).name, head)
+        except CheckpointError as error:
+            unusable[head] = str(error)
+    return usable, unusable
 
 
 def has_predictor(target: Path, head: str) -> bool:
@@ -46,20 +53,9 @@ def has_predictor(target: Path, head: str) -> bool:
     return (find_head(target, head) / FOLDER / "config.json").exists()
 
 
-def unusable_heads(target: Path) -> dict[str, str]:
-    """Folders in CKPT/heads without usable weights: the reason, by name."""
-    found = {}
-    for head in config_json.head_names(target):
-        try:
-            drafter_of(target, head)
-        except CheckpointError as error:
-            found[head] = str(error)
-    return found
-
-
 def _methods(target: Path) -> Iterator[str]:
     yield "plain"
-    by_head = usable_heads(target)
+    by_head, _ = heads_of(target)
     yield from (f"{drafter}+{CHAIN}" for drafter in (*by_head.values(), "ngram"))
     best = default_method(by_head.values())
     if (named := named_by_head(target, best)) != best:

@@ -21,7 +21,7 @@ from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.engine import Engine
 from jaxspec.engine.head_weights import load_head
 from jaxspec.evaluate import divergence, quality, results, runner, simulate, table
-from jaxspec.evaluate.all_methods import ALL, all_methods, unusable_heads
+from jaxspec.evaluate.all_methods import ALL, all_methods, heads_of
 from jaxspec.evaluate.cost_model import piece_costs
 from jaxspec.evaluate.divergence import Divergence
 from jaxspec.evaluate.results import Form, Measured
@@ -235,7 +235,8 @@ def _named_methods(settings: Bench, label: str) -> tuple[str, ...]:
     names = settings.methods
     if ALL in names:
         target = locate(settings.target)
-        for head, why in unusable_heads(target).items():
+        _, unusable = heads_of(target)
+        for head, why in unusable.items():
             say(f"{label}{ALL} leaves out the head {head}: {why}")
         names = tuple(dict.fromkeys((*all_methods(target), *(name for name in names if name != ALL))))
         say(f"{label}{ALL}: {' '.join(names)}")

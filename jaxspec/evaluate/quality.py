@@ -36,7 +36,7 @@ def score(suite: str | None, answer: str, worked: tuple[str, ...]) -> dict[str, 
         answer, expected = _before(answer, GSM8K_ENDS), _digits(FINAL.findall(worked[0])[-1])
         given = {"exact_match": _STRICT.findall(answer)[:1], "exact_match_flexible": _FLEXIBLE.findall(answer)[-1:]}
         return {name: float([expected] == [_digits(number) for number in one]) for name, one in given.items()}
-    if suite == "math" and (math := math_verify()) is not None:
+    if suite == "math" and (math := _module("math_verify")) is not None:
         answer = _before(answer, ["\nProblem:"])
         return {"math_verify": float(math.verify(math.parse(worked[0]), math.parse(answer)))}
     if suite in SUMMARIES and (rouge := rouge_scorer()) is not None:
@@ -101,7 +101,7 @@ def missing(suite: str | None) -> str | None:
     """What is not installed for the scores of a suite, in words; None if nothing is missing."""
     if suite in SUMMARIES and rouge_scorer() is None:
         return "no ROUGE: rouge-score is not installed (pip install rouge-score)"
-    if suite == "math" and math_verify() is None:
+    if suite == "math" and _module("math_verify") is None:
         return "no scores of MATH: math-verify is not installed (pip install 'math-verify[antlr4_13_2]')"
     return None
 
@@ -113,13 +113,9 @@ def rouge_scorer() -> Any:
     return scorer and scorer.RougeScorer(list(ROUGE), use_stemmer=True)
 
 
-def math_verify() -> Any:
-    """The package math_verify; None if it is not installed."""
-    return _module("math_verify")
-
-
 @functools.cache
 def _module(name: str) -> Any:
+    """The module; None if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxspec.builders import BUILDERS
 from jaxspec.controllers import CONTROLLERS
 from jaxspec.engine.head_weights import estimates
-from jaxspec.evaluate.all_methods import ALL, has_predictor, usable_heads
+from jaxspec.evaluate.all_methods import ALL, has_predictor, heads_of
 from jaxspec.methods.method import HISTORY, Method, default_method, parse_method, typed
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds
@@ -76,7 +76,7 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
     History is combined with one head only, the first in the order of preference, which is the one that users run. It
     works the same with each, and twice as many drafters would take twice the time.
     """
-    by_head = usable_heads(target)
+    by_head, _ = heads_of(target)
     drafters, best = ["ngram", *by_head.values()], default_method(by_head.values())
     if best.head is not None:
         drafters.append(f"{typed(best.drafter.name, best.head)},{HISTORY}={MATCH}")

@@ -131,19 +131,19 @@ def test_math_gives_the_worked_answer_first(monkeypatch: pytest.MonkeyPatch):
         parse = staticmethod(lambda text: text)
         verify = staticmethod(lambda gold, answer: (gold, answer) == (MATH, "so"))
 
-    monkeypatch.setattr(quality, "math_verify", lambda: Package)
+    monkeypatch.setattr(quality, "_module", lambda name: Package)
     assert quality.score("math", "so\nProblem: x", (MATH,)) == {"math_verify": 1.0}
     assert quality.missing("math") is None
 
 
 def test_a_scorer_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(quality, "math_verify", lambda: None)
+    assert quality._module("no_such_package") is None
+    monkeypatch.setattr(quality, "_module", lambda name: None)
     monkeypatch.setattr(quality, "rouge_scorer", lambda: None)
     assert quality.score("math", "2", (MATH,)) == quality.score("xsum", "2", ("2",)) == {}
     assert "pip install 'math-verify" in (quality.missing("math") or "")
     assert "pip install rouge-score" in (quality.missing("cnn-dm") or "")
     assert quality.missing("gsm8k") is quality.missing(None) is None
-    assert quality._module("no_such_package") is None
 
 
 def test_means():
