@@ -5,6 +5,7 @@ other kernels than a single token, so a near-tie can flip. A divergence that is 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,13 +83,13 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
     # One shape for all batches, so that each program is compiled once.
     longest = max((len(prompt) for texts in decoded for prompt, _ in texts), default=0)
     for texts in decoded:
-        block, begin, end = _in_one_block(texts, max(sizes), longest)
-        _, cache = _read_prompts(target, block, longest)
-        ones = _features(target, block, cache, begin, end, 1)
+        block = _in_one_block(texts, max(sizes), longest)
+        _, cache = _read_prompts(target, block.tokens, longest)
+        ones = _features(target, block, cache, 1)
         for size in sizes:
             if size > 1:
-                several = _features(target, block, cache, begin, end, size)
-                worst = max(worst, float(_difference(target, ones, several, begin, end, size)))
+                several = _features(target, block, cache, size)
+                worst = max(worst, float(_difference(target, ones, several, block, size)))
     return worst
 
 
@@ -97,24 +98,24 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     texts = _decoded(batch)
     if not texts:
         return 0.0
-    block, begin, end = _in_one_block(texts, 1)
+    block = _in_one_block(texts, 1)
 
-    def features(at: slice) -> Array:
-        _, cache = _read_prompts(target, block[at], int(begin.max()))
-        return _features(target, block[at], cache, begin[at], end[at], 1)
+    def features(rows: _Block) -> Array:
+        _, cache = _read_prompts(target, rows.tokens, int(block.begin.max()))
+        return _features(target, rows, cache, 1)
 
-    alone = jnp.concatenate([features(slice(row, row + 1)) for row in range(len(block))])
-    return float(_difference(target, alone, features(slice(None)), begin, end, 1))
+    alone = jnp.concatenate([features(_Block(*(each[row, None] for each in block))) for row in range(len(texts))])
+    return float(_difference(target, alone, features(block), block, 1))
 
 
 def reread(target: Llama, texts: Sequence[Text], size: int) -> list[list[int]]:
     """Greedy texts, read again by forwards over `size` tokens each: every text up to the first token that is then not
     the greedy choice, and that choice instead of it."""
     width = power_of_two(max(len(tokens) for _, tokens in texts))
-    block, begin, end = _in_one_block(texts, max(size, width))
-    _, cache = _read_prompts(target, block, int(begin.max()))
-    features = _features(target, block, cache, begin, end, size)
-    chosen, found = np.asarray(fetch(_choices(target, features, begin, width))), []
+    block = _in_one_block(texts, max(size, width))
+    _, cache = _read_prompts(target, block.tokens, int(block.begin.max()))
+    features = _features(target, block, cache, size)
+    chosen, found = np.asarray(fetch(_choices(target, features, block.begin, width))), []
     for row, (_, tokens) in zip(chosen, texts, strict=True):
         again = [*tokens[:1], *row[: len(tokens) - 1].tolist()]  # prefill chose the first token
         place = first_difference(tokens, again)
@@ -127,16 +128,23 @@ def _decoded(batch: Sequence[Text]) -> list[Text]:
     return [(prompt, tokens) for prompt, tokens in batch if len(tokens) > 1]
 
 
-def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Texts in one array [B, S] with room for prompts of `longest` tokens and `more` columns, and the first index and
-    the end of each generated part."""
+class _Block(NamedTuple):
+    """Texts in one array, and the first index and the end of the generated part of each."""
+
+    tokens: Int[Array | np.ndarray, "B S"]
+    begin: Int[Array | np.ndarray, " B"]
+    end: Int[Array | np.ndarray, " B"]
+
+
+def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> _Block:
+    """A block with room for prompts of `longest` tokens and `more` columns."""
     begin = np.array([len(prompt) for prompt, _ in texts], np.int32)
     end = begin + np.array([len(tokens) for _, tokens in texts], np.int32)
     columns = max(int(begin.max()), longest) + int((end - begin).max()) + more
     block = np.zeros((len(texts), power_of_two(columns)), np.int32)
     for row, (prompt, tokens) in zip(block, texts, strict=True):
         row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
-    return block, begin, end
+    return _Block(block, begin, end)
 
 
 def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
@@ -164,24 +172,17 @@ _read = jax.jit(_advance)
 
 
 @partial(jax.jit, static_argnames="size")
-def _features(
-    target: Llama,
-    tokens: Int[Array, "B S"],
-    cache: tuple[kv.KV, ...],
-    begin: Int[Array, " B"],
-    end: Int[Array, " B"],
-    size: int,
-) -> Float[Array, "B S D"]:
-    """The features at tokens[b, begin[b]:end[b]], computed `size` tokens at a time."""
+def _features(target: Llama, block: _Block, cache: tuple[kv.KV, ...], size: int) -> Float[Array, "B S D"]:
+    """The features of the generated tokens, computed `size` tokens at a time, at their places in the block."""
 
-    def block(carry):
+    def step(carry):
         at, cache, features = carry
-        hidden, cache = _advance(target, _window(tokens, at, size), cache, at)
+        hidden, cache = _advance(target, _window(block.tokens, at, size), cache, at)
         return at + size, cache, write_block(features, hidden, at)
 
-    unread = lambda carry: (carry[0] < end).any()
-    blank = jnp.zeros((*tokens.shape, target.config.hidden_size), target.dtype)
-    return jax.lax.while_loop(unread, block, (begin, cache, blank))[2]
+    unread = lambda carry: (carry[0] < block.end).any()
+    blank = jnp.zeros((*block.tokens.shape, target.config.hidden_size), target.dtype)
+    return jax.lax.while_loop(unread, step, (block.begin, cache, blank))[2]
 
 
 @partial(jax.jit, static_argnames="width")
@@ -195,28 +196,23 @@ def _choices(
 
 @partial(jax.jit, static_argnames="size")
 def _difference(
-    target: Llama,
-    ones: Float[Array, "B S D"],
-    others: Float[Array, "B S D"],
-    begin: Int[Array, " B"],
-    end: Int[Array, " B"],
-    size: int,
+    target: Llama, ones: Float[Array, "B S D"], others: Float[Array, "B S D"], block: _Block, size: int
 ) -> Float[Array, ""]:
     """The largest difference of a logit. `others` are unembedded `size` at a time, `ones` as in plain decoding."""
 
-    def block(carry):
+    def step(carry):
         at, worst = carry
         logits, single = target.logits(_window(others, at, size)), _window(ones, at, size)
 
         def apart(offset):
             here = lambda values: jax.lax.dynamic_index_in_dim(values, offset, axis=1, keepdims=False)
             difference = jnp.abs(target.logits(here(single)) - here(logits)).max(axis=-1)
-            return jnp.where(at + offset < end, difference, 0.0).max()
+            return jnp.where(at + offset < block.end, difference, 0.0).max()
 
         return at + size, jnp.maximum(worst, jax.lax.map(apart, jnp.arange(size)).max())
 
-    unread = lambda carry: (carry[0] < end).any()
-    return jax.lax.while_loop(unread, block, (begin, jnp.float32(0)))[1]
+    unread = lambda carry: (carry[0] < block.end).any()
+    return jax.lax.while_loop(unread, step, (block.begin, jnp.float32(0)))[1]
 
 
 def _window(values: Shaped[Array, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:
