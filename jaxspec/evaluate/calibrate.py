@@ -21,7 +21,7 @@ from jaxspec.evaluate import bench, reliability, results, runner
 from jaxspec.evaluate.all_methods import all_methods
 from jaxspec.evaluate.runlog import RunLog, answers_by_method
 from jaxspec.evaluate.runner import REFERENCE, Workload
-from jaxspec.host.arguments import integer, option_name
+from jaxspec.host.arguments import check_unused, integer
 from jaxspec.host.atomic import check_folder, write_whole
 from jaxspec.host.terminal import print_table
 from jaxspec.methods.method import Method, parse_method
@@ -50,12 +50,11 @@ def run(settings: Calibrate) -> None:
     weights = load_head(model, method)
     key = costs_key(model, method.fitted(weights), settings.batch_size)
     estimates = method.drafter.estimates(weights)
-    names = ("prompts", "limit", "max_new_tokens")
-    given = [option_name(name) for name in names if getattr(settings, name) != getattr(Calibrate, name)]
-    if given and not estimates:
-        raise ValueError(f"{settings.head} has no confidence output, so no question is asked: omit {given[0]}")
     if estimates:
         check_folder(_calibration_file(model, method))
+    else:
+        without = f"--head {settings.head}, which has no confidence output"
+        check_unused(settings, without, "prompts", "limit", "max_new_tokens")
     table = measure(model, method, weights, settings.batch_size)
     store(key, dataclasses.asdict(table))
     show(table, Console())

@@ -150,7 +150,7 @@ def test_what_can_be_calibrated(model, path):
 
 def test_questions_that_nothing_would_read_are_refused(path, monkeypatch):
     monkeypatch.setattr(calibrate, "measure", None)
-    with pytest.raises(ValueError, match="so no question is asked: omit --limit"):
+    with pytest.raises(ValueError, match="--limit has no effect with --head ngram, which has no confidence output"):
         calibrate.run(Calibrate(target=path, head="ngram", limit=1))
 
 
