@@ -13,7 +13,7 @@ from jaxspec.costs.calibration import dtype_of
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.drafters import DRAFTERS
 from jaxspec.engine.default_method import default_at
-from jaxspec.evaluate.all_methods import heads_of
+from jaxspec.engine.head_weights import heads_of
 from jaxspec.host import environment
 from jaxspec.methods.method import HISTORY
 from jaxspec.methods.settings import describe_settings

@@ -10,7 +10,7 @@ from jaxspec.checkpoint.heads import find_head, read_config
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.costs.calibration import how_run, read_speeds, speeds_key
 from jaxspec.drafters import DRAFTERS
-from jaxspec.engine.head_weights import drafter_of, fitted, is_checkpoint
+from jaxspec.engine.head_weights import fitted, heads_of, is_checkpoint
 from jaxspec.host.processes import broadcast_from_first
 from jaxspec.methods.method import Method, default_method, parse_method, typed
 
@@ -61,28 +61,14 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     choice = broadcast_from_first(stored)
     if "fastest" in choice:
         return Default(parse_method(choice["fastest"]), "the fastest by `jaxspec calibrate --all`")
-    names, left_out = _typed(path, heads)
+    usable, unusable = heads_of(path, heads)
+    # One that cannot be read counts as the drafter of its folder's name, so that loading it raises the reason.
+    names = [*usable.values(), *(head for head in unusable if head in DRAFTERS)]
+    left_out = [f"the head {head} is left out: {why}" for head, why in unusable.items() if head not in DRAFTERS]
     method = named_by_head(path, default_method(names))
     with contextlib.suppress(CheckpointError):  # loading the head raises it again
         method = fitted(path, method)
     return Default(method, "; ".join(("first in the order of preference", choice["missing"], *left_out)))
-
-
-def _typed(path: Path, heads: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The heads of a checkpoint as in methods, DRAFTER or DRAFTER@HEAD, and why others are left out.
-
-    One that cannot be read counts as the drafter of its folder's name, so that loading it raises the reason.
-    """
-    names, left_out = list[str](), list[str]()
-    for head in heads:
-        try:
-            names.append(typed(drafter_of(path, head).name, head))
-        except CheckpointError as error:
-            if head in DRAFTERS:
-                names.append(head)
-            else:
-                left_out.append(f"the head {head} is left out: {error}")
-    return names, left_out
 
 
 def named_by_head(path: Path, usual: Method) -> Method:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxspec.decoding.drafter import FLOAT32, Drafter, HeadShape, Models
 from jaxspec.drafters import DRAFTERS, DraftModel, draft_vocabulary
 from jaxspec.engine.chat_format import spelled
 from jaxspec.host.terminal import say
-from jaxspec.methods.method import Method
+from jaxspec.methods.method import Method, typed
 from jaxspec.model.config import LlamaConfig
 from jaxspec.model.sharding import place_head
 
@@ -143,6 +143,21 @@ def drafter_of(path: Path, head: str) -> Drafter:
     if name not in DRAFTERS:
         raise CheckpointError(f"the head at {folder} is for {name}, which is not a drafter; name a drafter's head")
     return DRAFTERS[name]()
+
+
+def heads_of(path: Path, names: Iterable[str] | None = None) -> tuple[dict[str, str], dict[str, str]]:
+    """The heads of a checkpoint with usable weights, and those without, by name.
+
+    For a usable head it gives the drafter as a user would type it, for any other the reason. `names` are the heads to
+    look at; None: all.
+    """
+    usable, unusable = dict[str, str](), dict[str, str]()
+    for head in config_json.head_names(path) if names is None else names:
+        try:
+            usable[head] = typed(drafter_of(path, head).name, head)
+        except CheckpointError as error:
+            unusable[head] = str(error)
+    return usable, unusable
 
 
 def fitted(path: Path, method: Method) -> Method:

@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxspec.builders import BUILDERS
-from jaxspec.checkpoint import config_json
-from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.checkpoint.heads import find_head
 from jaxspec.controllers import CONTROLLERS, ExpectedGain
 from jaxspec.controllers.cali_ts import FOLDER
 from jaxspec.engine.default_method import named_by_head
-from jaxspec.engine.head_weights import drafter_of, estimates, fitted
+from jaxspec.engine.head_weights import estimates, fitted, heads_of
 from jaxspec.methods.method import HISTORY, default_method, parse_method, typed
 
 ALL = "all"
@@ -32,20 +30,6 @@ def all_methods(target: Path) -> tuple[str, ...]:
     for name in _methods(target):
         first.setdefault(str(fitted(target, parse_method(name))), name)
     return tuple(first.values())
-
-
-def heads_of(target: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Folders in CKPT/heads with usable weights, and those without, by name.
-
-    For a usable head it gives the drafter as a user would type it, for any other the reason.
-    """
-    usable, unusable = dict[str, str](), dict[str, str]()
-    for head in config_json.head_names(target):
-        try:
-            usable[head] = typed(drafter_of(target, head).name, head)
-        except CheckpointError as error:
-            unusable[head] = str(error)
-    return usable, unusable
 
 
 def has_predictor(target: Path, head: str) -> bool:

@@ -19,9 +19,9 @@ from jaxspec.costs.timing import spread
 from jaxspec.decoding.drafter import Drafter
 from jaxspec.decoding.strategy import CostTable
 from jaxspec.engine.engine import Engine
-from jaxspec.engine.head_weights import load_head
+from jaxspec.engine.head_weights import heads_of, load_head
 from jaxspec.evaluate import divergence, quality, results, runner, simulate, table
-from jaxspec.evaluate.all_methods import ALL, all_methods, heads_of
+from jaxspec.evaluate.all_methods import ALL, all_methods
 from jaxspec.evaluate.cost_model import piece_costs
 from jaxspec.evaluate.divergence import Divergence
 from jaxspec.evaluate.results import Form, Measured

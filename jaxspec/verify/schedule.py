@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxspec.builders import BUILDERS
 from jaxspec.controllers import CONTROLLERS
-from jaxspec.engine.head_weights import estimates
-from jaxspec.evaluate.all_methods import ALL, has_predictor, heads_of
+from jaxspec.engine.head_weights import estimates, heads_of
+from jaxspec.evaluate.all_methods import ALL, has_predictor
 from jaxspec.methods.method import HISTORY, Method, default_method, parse_method, typed
 from jaxspec.verify import verdict
 from jaxspec.verify.cases import Case, Result, kinds

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxspec.checkpoint.builtin import FOLDER
-from jaxspec.evaluate.all_methods import heads_of
+from jaxspec.engine.head_weights import heads_of
 from jaxspec.methods.method import default_method, parse_method
 from jaxspec.verify.schedule import expand_methods, sound
 
