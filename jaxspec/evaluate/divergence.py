@@ -69,8 +69,8 @@ def next_logits(target: Llama, prefix: Sequence[int]) -> np.ndarray:
     block = np.zeros((1, power_of_two(len(prefix))), np.int32)
     block[0, : len(prefix)] = prefix
     with jax.default_matmul_precision("highest"):  # as in decoding, if that is float32
-        hidden, _ = _read_prompts(target, block, len(prefix))
-        return np.asarray(fetch(target.logits(hidden[0, (len(prefix) - 1) % hidden.shape[1]])))
+        hidden, _ = read_texts(target, block, len(prefix))
+        return np.asarray(fetch(target.logits(hidden[0, len(prefix) - 1])))
 
 
 def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[int]) -> float:
@@ -84,7 +84,7 @@ def noise(target: Llama, batches: Iterable[Sequence[Text]], sizes: Collection[in
     longest = max((len(prompt) for texts in decoded for prompt, _ in texts), default=0)
     for texts in decoded:
         block = _in_one_block(texts, max(sizes), longest)
-        _, cache = _read_prompts(target, block.tokens, longest)
+        _, cache = read_texts(target, block.tokens, longest)
         ones = _features(target, block, cache, 1)
         for size in sizes:
             if size > 1:
@@ -101,7 +101,7 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
     block = _in_one_block(texts, 1)
 
     def features(rows: _Block) -> Array:
-        _, cache = _read_prompts(target, rows.tokens, int(block.begin.max()))
+        _, cache = read_texts(target, rows.tokens, int(block.begin.max()))
         return _features(target, rows, cache, 1)
 
     alone = jnp.concatenate([features(_Block(*(each[row, None] for each in block))) for row in range(len(texts))])
@@ -113,7 +113,7 @@ def reread(target: Llama, texts: Sequence[Text], size: int) -> list[list[int]]:
     the greedy choice, and that choice instead of it."""
     width = power_of_two(max(len(tokens) for _, tokens in texts))
     block = _in_one_block(texts, max(size, width))
-    _, cache = _read_prompts(target, block.tokens, int(block.begin.max()))
+    _, cache = read_texts(target, block.tokens, int(block.begin.max()))
     features = _features(target, block, cache, size)
     chosen, found = np.asarray(fetch(_choices(target, features, block.begin, width))), []
     for row, (_, tokens) in zip(chosen, texts, strict=True):
@@ -147,16 +147,16 @@ def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> _Block:
     return _Block(block, begin, end)
 
 
-def _read_prompts(target: Llama, block: np.ndarray, longest: int) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
-    """Reads at least the first `longest` tokens of each text in a block [B, S]. Returns the features of the last chunk,
-    and the cache."""
+def read_texts(target: Llama, block: np.ndarray, longest: int) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
+    """Reads at least the first `longest` tokens of each text in a block [B, S]. Returns their features, and the
+    cache."""
     batch, rows = block.shape
     chunk = min(CHUNK, power_of_two(longest))
-    cache, hidden = kv.allocate(target.config, batch, rows, target.dtype), None
+    cache, features = kv.allocate(target.config, batch, rows, target.dtype), []
     for at in range(0, longest, chunk):
         hidden, cache = _read(target, block[:, at : at + chunk], cache, np.full(batch, at, np.int32))
-    assert hidden is not None
-    return hidden, cache
+        features.append(hidden)
+    return jnp.concatenate(features, axis=1), cache
 
 
 def _advance(

@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
@@ -25,9 +24,7 @@ from jaxspec.engine.engine import Engine
 from jaxspec.evaluate import divergence
 from jaxspec.evaluate.divergence import Divergence, Text
 from jaxspec.host.processes import fetch
-from jaxspec.model import kv_cache as kv
-from jaxspec.model.attention import causal_mask
-from jaxspec.model.llama import Llama, forward
+from jaxspec.model.llama import Llama
 from jaxspec.verify.workloads import GREEDY, Source
 
 TENTHS = 10  # of [0, 1], in which the places of tokens are counted
@@ -127,21 +124,12 @@ def _logits(model: Checkpoint, texts: Sequence[Text]) -> list[np.ndarray]:
         block = np.zeros((size, power_of_two(longest, SMALLEST_CACHE)), np.int32)
         for row, (prompt, tokens) in zip(block, texts, strict=False):
             row[: len(prompt) + len(tokens)] = [*prompt, *tokens]
-        hidden = _read(model.target, block)
+        hidden, _ = divergence.read_texts(model.target, block, longest)
         by_text = []
         for row, (prompt, tokens) in enumerate(texts):
             logits = fetch(_unembed_row(model.target, hidden, row))
             by_text.append(logits[len(prompt) - 1 : len(prompt) + len(tokens) - 1].astype(np.float32))
     return by_text
-
-
-@jax.jit
-def _read(target: Llama, tokens: Int[Array, "B T"] | np.ndarray) -> Float[Array, "B T D"]:
-    batch, width = tokens.shape
-    empty = kv.allocate(target.config, batch, 1, target.dtype)
-    positions = jnp.broadcast_to(jnp.arange(width), (batch, width))
-    nothing = jnp.zeros(batch, jnp.int32)
-    return forward(target, jnp.asarray(tokens), positions, causal_mask(batch, width), empty, nothing).hidden
 
 
 @jax.jit

@@ -168,7 +168,7 @@ def test_noise_starts_from_the_prompts(target: Llama, chunk: int, monkeypatch: p
     """A prompt of nine tokens in a block of 16, read in chunks of at most `chunk`: in three, and in one."""
     block = np.arange(16, dtype=np.int32)[None]
     monkeypatch.setattr(divergence, "CHUNK", chunk)
-    _, read = divergence._read_prompts(target, block, 9)
+    _, read = divergence.read_texts(target, block, 9)
     empty = kv.allocate(target.config, 1, 16, jnp.dtype("float32"))
     whole = forward(target, jnp.array(block), jnp.arange(16)[None], causal_mask(1, 16), empty, jnp.zeros(1, int))
     for layer, nodes in zip(read, whole.nodes, strict=True):
