@@ -163,27 +163,29 @@ def parse_method(text: str) -> Method:
         if others:
             raise ValueError(f"method {text!r}: plain drafts nothing, so it takes no builder or controller")
         return Method(drafter=drafter, builder=Chain(length=0))
-    typed: dict[str, str] = {}
+    parts: dict[str, list[str]] = {}
     for part in others:
-        kind = part.partition(",")[0]
+        kind, *settings = part.split(",")
         if kind not in BUILDERS and kind not in CONTROLLERS:
             offers = f"builders are {', '.join(BUILDERS)}; controllers are {', '.join(CONTROLLERS)}"
             raise ValueError(f"method {text!r}: there is no builder or controller {kind!r}; {offers}")
         role = "builder" if kind in BUILDERS else "controller"
-        if role in typed or (role == "builder" and "controller" in typed):
+        if role in parts or (role == "builder" and "controller" in parts):
             raise ValueError(f"method {text!r}: the form is DRAFTER[@HEAD][+BUILDER][+CONTROLLER], each once, in order")
-        typed[role] = part
-    controller = _part(CONTROLLERS, typed.get("controller") or Fixed.name, text)
+        parts[role] = [kind, *settings]
+    kind, *settings = parts.get("controller", [Fixed.name])
+    controller = build_part(CONTROLLERS[kind], settings, text)
     if controller.needs_weights and not drafter.has_head:
         raise ValueError(
             f"method {text!r}: {controller.name} predicts from the drafter's hidden states, and {name} "
             "has none; take beta-ts, or cali-ts,prediction=sampled"
         )
-    chosen = typed.get("builder") or drafter.default_builder
-    if chosen == Chain.name:  # without a length: what is drafted anyway, or the controller decides, or the default
+    kind, *settings = parts.get("builder") or drafter.default_builder.split(",")
+    # Without a length: what is drafted anyway, or the controller decides, or the default.
+    if kind == Chain.name and not settings:
         builder: TreeBuilder = Chain(drafter.levels_at_once or (LONGEST if controller.stops else Chain.length))
     else:
-        builder = _part(BUILDERS, chosen, text)
+        builder = build_part(BUILDERS[kind], settings, text)
     return Method(drafter, builder, controller, head=(head or name) if drafter.has_head else None, history=history)
 
 
@@ -208,11 +210,6 @@ def _history(settings: list[str], text: str) -> tuple[list[str], int]:
     if not all(value.isdecimal() for value in values) or len(of_history) > 1:
         raise ValueError(f"method {text!r}: write {HISTORY}=N once, N from 0 to {LONGEST_MATCH} tokens that must match")
     return [setting for setting in settings if setting not in of_history], int(values[0]) if values else 0
-
-
-def _part(kinds: dict[str, Any], typed: str, text: str) -> Any:
-    name, *settings = typed.split(",")
-    return build_part(kinds[name], settings, text)
 
 
 Value = int | float | bool | str  # of a setting; the text that was typed where the setting is no number
