@@ -78,18 +78,14 @@ def continuation(text: Int[Array, "B S"], length: Int[Array, " B"], longest: int
 def chance(state: MatchState, matched: Int[Array, "B *W"], share: float = 1.0) -> Float[Array, "B *W"]:
     """The estimated probability that the token after a match of this length follows again; 0 without a match.
 
-    It is the rate in this text so far, with `share * expectation` as prior.
+    It is the rate in this text so far. The prior of a match of m tokens is `share` * m / (m + 2).
     """
     longest = state.followed.shape[1]
-    expected = share * expectation(jnp.arange(1, longest + 1))
+    lengths = jnp.arange(1, longest + 1)
+    expected = share * (lengths / (lengths + jnp.float32(2)))
     rate = (state.followed + TRUST * expected) / (state.compared + TRUST)
     flat = matched.reshape(len(matched), -1)
     return jnp.where(flat > 0, take(rate, jnp.clip(flat - 1, 0, longest - 1)), 0.0).reshape(matched.shape)
-
-
-def expectation(matched: Int[Array, " matched"]) -> Float[Array, " matched"]:
-    """The prior probability, by length of the match."""
-    return matched / (matched + jnp.float32(2))
 
 
 def learn(state: MatchState, next_token: Int[Array, "B T"], count: Int[Array, " B"]) -> MatchState:
