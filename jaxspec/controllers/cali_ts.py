@@ -42,18 +42,12 @@ class AcceptancePredictor(nnx.Module):
         inputs: str = "hidden",
         dtype: jnp.dtype = FLOAT32,
     ):
-        hidden, top = inputs != "top-probability", inputs != "hidden"
+        self.inputs, hidden, top = inputs, inputs != "top-probability", inputs != "hidden"
         start = jax.random.normal(rngs.params(), (LEVELS, target_hidden, 2), dtype) * target_hidden**-0.5
         self.target = nnx.Param(start, axes=("level", "embed", "label")) if hidden else None
         of_draft = Linear(rngs, (draft_hidden, 2), ("embed", "label"), bias=False, dtype=dtype)
         self.draft = of_draft if hidden else None
         self.top = nnx.Param(jnp.zeros((2, 2), dtype), axes=(None, "label")) if top else None  # of 1 and the log
-
-    @property
-    def inputs(self) -> str:
-        if self.target is None:
-            return "top-probability"
-        return "hidden" if self.top is None else "both"
 
     def __call__(
         self,
