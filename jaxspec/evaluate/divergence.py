@@ -147,9 +147,10 @@ def _in_one_block(texts: Sequence[Text], more: int, longest: int = 0) -> _Block:
     return _Block(block, begin, end)
 
 
-def read_texts(target: Llama, block: np.ndarray, longest: int) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
-    """Reads at least the first `longest` tokens of each text in a block [B, S]. Returns their features, and the
-    cache."""
+def read_texts(
+    target: Llama, block: Int[Array | np.ndarray, "B S"], longest: int
+) -> tuple[Float[Array, "B W D"], tuple[kv.KV, ...]]:
+    """Reads at least the first `longest` tokens of each text in a block. Returns their features, and the cache."""
     batch, rows = block.shape
     chunk = min(CHUNK, power_of_two(longest))
     cache, features = kv.allocate(target.config, batch, rows, target.dtype), []
@@ -215,5 +216,5 @@ def _difference(
     return jax.lax.while_loop(unread, step, (block.begin, jnp.float32(0)))[1]
 
 
-def _window(values: Shaped[Array, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:
+def _window(values: Shaped[Array | np.ndarray, "B S *R"], at: Int[Array, " B"], size: int) -> Shaped[Array, "B W *R"]:
     return jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, size))(values, at)
