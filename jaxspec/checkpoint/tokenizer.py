@@ -55,20 +55,7 @@ _TEKKEN_SPLIT = (
 )
 
 
-class _Lock:
-    """A lock that can be pickled and deep-copied: the result is a new one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return _Lock, ()
+_encoding = threading.Lock()  # of all tokenizers, because a tokenizer with a lock could be neither pickled nor copied
 
 
 class Tokenizer:
@@ -81,7 +68,7 @@ class Tokenizer:
     """
 
     def __init__(self, backend: Backend, named: dict[str, str], templates: dict[str, str]):
-        self._backend, self._templates, self._lock = backend, templates, _Lock()
+        self._backend, self._templates = backend, templates
         self._splits_special = backend.encode_special_tokens
         self.special_tokens_map = named
         added = backend.get_added_tokens_decoder()
@@ -167,7 +154,7 @@ class Tokenizer:
     @contextlib.contextmanager
     def _encoder(self, *, as_text: bool = False) -> Iterator[Backend]:
         """The backend, for this thread alone; `as_text`: names of special tokens are ordinary text."""
-        with self._lock:
+        with _encoding:
             # Set each time: threads share the setting, and pickles of the backend lack it.
             self._backend.encode_special_tokens = as_text or self._splits_special
             yield self._backend
