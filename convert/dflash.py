@@ -15,7 +15,7 @@ from jaxspec.checkpoint.config_json import CheckpointError
 from jaxspec.convert import head_kinds, head_parts
 from jaxspec.convert.head_kinds import INPUTS, OUTPUTS
 from jaxspec.convert.head_parts import Files, OwnHead, PublishedConfig, PublishedHead, Taps, Unsupported, section
-from jaxspec.convert.hf_config import boolean
+from jaxspec.convert.hf_config import boolean, integer
 from jaxspec.convert.names import theirs
 from jaxspec.convert.readers import Tensor
 from jaxspec.drafters.dflash import Dflash, DflashOptions, official_taps
@@ -56,7 +56,7 @@ def plan(source: Path, taps: Sequence[int] | None = None, rows: Rows | None = No
         if config.given.get(key) is None:
             raise CheckpointError(f"{config.file} gives no {key}, which this head's own code requires; add it")
     settings = {
-        **{ours: _whole(config, key) for key, ours in _BLOCK.items()},
+        **{ours: integer(config.given, key, str(config.file), least=0) for key, ours in _BLOCK.items()},
         **_terms(config, tensors),
         "anchor": _anchor(config) if rows is None else rows == "next",
         "causal": list(causal) if any(causal) else [],
@@ -176,13 +176,6 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None, count: i
     return Taps(default, "those of DFlash's own code, since config.json lists none")
 
 
-def _whole(config: PublishedConfig, key: str, otherwise: int = 0) -> int:
-    """A setting of the head's own that must be a whole number from 0 on; else a CheckpointError."""
-    if type(value := config.given.get(key, otherwise)) is not int or value < 0:
-        raise CheckpointError(f"{config.file} must give a whole number as {key!r}, and it has {value!r}")
-    return value
-
-
 def _anchor(config: PublishedConfig) -> bool:
     """Whether each row drafts the next position, and not its own. Raises CheckpointError where nothing tells."""
     raw, file, layout = config.raw, config.file, config.layout
@@ -240,7 +233,7 @@ def _terms(config: PublishedConfig, tensors: Mapping[str, Tensor]) -> dict[str, 
     """The settings about DSpark's terms. Raises CheckpointError where config and tensors disagree."""
     given, file, layout = config.given, config.file, config.layout
     speculators = given.get("speculators_model_type") == "dspark"
-    rank = _whole(config, "markov_rank", 256 * speculators)
+    rank = integer(given, "markov_rank", str(file), otherwise=256 * speculators, least=0)
     # The number of heads tells whether they share keys and values (gqa) or not (mha).
     for key, known in {"markov_head_type": ("vanilla",), "attention_mode": ("gqa", "mha")}.items():
         if (value := given.get(key, known[0])) not in known:

@@ -261,12 +261,15 @@ def _rope(config: Mapping[str, Any], max_length: int) -> Rope:
     return described("config.json", Rope, theta=positive(theta, "rope_theta"), **settings)
 
 
-def integer(config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None) -> int:
-    """A setting that must be a whole number above 0, or absent if there is an `otherwise`; else a CheckpointError."""
+def integer(
+    config: Mapping[str, Any], key: str, file: str = "config.json", otherwise: int | None = None, least: int = 1
+) -> int:
+    """A whole number from `least` (0 or 1) on, or absent if there is an `otherwise`; else a CheckpointError."""
     if (value := config.get(key)) is None and otherwise is not None:
         return otherwise
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-        raise CheckpointError(f"{file} must give a whole number above 0 as {key!r}, and it has {reprlib.repr(value)}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= LARGEST:
+        what = f"a whole number{' above 0' * least} as {key!r}"
+        raise CheckpointError(f"{file} must give {what}, and it has {reprlib.repr(value)}")
     return value
 
 
