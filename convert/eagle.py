@@ -24,7 +24,11 @@ def plan(source: Path) -> PublishedHead:
     raw = config.raw["model"] if wrapped else config.raw
     tensors = head_parts.open_head(source, [f"{_QUERY}.weight"])
     lm_head, biased = tensors.pop("lm_head.weight", None) if wrapped else None, "fc.bias" in tensors
-    model, _ = head_parts.shape_of(config, raw, model_type="llama")
+    model, windows = head_parts.shape_of(config, raw, model_type="llama")
+    if windows:
+        raise CheckpointError(
+            f"{config.file} has layer_types 'sliding_attention', which jaxspec reads in other heads only"
+        )
     if model.num_layers != 1:
         raise CheckpointError(f"{config.file} has num_hidden_layers {model.num_layers}; an EAGLE head has one layer")
     head_parts.name_theta(model, config.file)

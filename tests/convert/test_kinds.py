@@ -317,6 +317,10 @@ def test_heads_with_the_tensors_of_eagle3(config: dict, more: dict, words: list[
         ({}, {"fc.bias": ONES(2)}, ["fc.bias", "[2]", "[32]"]),
         ({}, {EAGLE_NORM: np.ones(WIDTH, np.int8)}, [EAGLE_NORM, "I8"]),
         ({"num_hidden_layers": 2}, {}, ["num_hidden_layers 2", "an EAGLE head has one layer"]),
+        (
+            {"layer_types": ["sliding_attention"], "sliding_window": 6, "use_sliding_window": True},
+            {}, ["layer_types 'sliding_attention'", "in other heads only"],
+        ),
         ({"hidden_act": "gelu"}, {}, ["hidden_act 'gelu'"]),
         ({"quantization_config": {"quant_method": "awq"}}, {}, ["quantization_config: awq"]),
         ({"qkv_bias": True}, {}, ["k_proj.bias", "is missing"]),

@@ -311,6 +311,16 @@ def test_prefill_is_planned_by_hand():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
+def test_a_plan_does_not_fit_if_the_compiler_finds_no_room_for_prefill(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(MODELS, "llama-2-70b", dataclasses.replace(SMALL, num_layers=1))
+    monkeypatch.setattr("jaxspec.planning.plan._prefill", lambda *_: None)
+    settings = PlanSettings(model="llama-2-70b", method="plain", topology="v5e:2x2", context=256, prompt=64)
+    found = plan(settings)
+    assert found["compiled"] and found["bytes_per_chip"]["spare"] > 0
+    assert not found["fits"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu compiles for TPUs")
 def test_what_is_compiled_for_a_tpu_has_floors_and_estimates(
     jaxspec: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -116,7 +116,7 @@ def go_on(
 ) -> list[list[int]]:
     """Token ids generated for prompts from number `first` on, greedy and then sampled; none for an empty prompt.
 
-    `report` is called with the texts so far whenever a text is longer.
+    `report` is called with the texts so far whenever one of them gets new tokens.
     """
     room, sampling = engine.model.config.model.usable_length, settings.sampling
     texts: list[list[int]] = [[] for _ in prompts]
