@@ -57,6 +57,9 @@ class HeadSettings:
     out: Path | None = None
     """Head to make; must not exist. Default: TARGET/heads/NAME."""
     run_dir: RunFolder = None
+    init: str | None = None
+    """Head to continue from, for this target: a name in TARGET/heads, a path, or a hub id. It needs the options of its
+    shape, such as --layers, and keeps its draft vocabulary. Default: a new head."""
     context: int | None = None
     """Tokens of a training window. Default: the target's context, but at most 2048."""
     cache_features: Path | None = None

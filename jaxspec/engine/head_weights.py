@@ -63,7 +63,7 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
         weights = nnx.eval_shape(lambda: controller.build_weights(**config.settings))
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"the predictor at {path} {error}") from error
-    return _restore(model, path, weights)
+    return _restore(model, path, weights, model.target.dtype)
 
 
 def _folder(model: Checkpoint, method: Method) -> Path:
@@ -71,16 +71,19 @@ def _folder(model: Checkpoint, method: Method) -> Path:
     return find_head(model.path, method.head or method.drafter.name)
 
 
-def restore_head(model: Checkpoint, drafter: Drafter, path: Path) -> Any:
-    """The head at `path`. Raises CheckpointError if it is for another drafter or was trained for another target."""
+def restore_head(model: Checkpoint, drafter: Drafter, path: Path, dtype: jnp.dtype | None = None) -> Any:
+    """The head at `path` in `dtype` (None: the target's), on the target's mesh.
+
+    Raises CheckpointError if it is for another drafter or was trained for another target.
+    """
     shape = read_shape(path, drafter, model.config.model)
-    dtype = model.target.dtype
+    dtype = model.target.dtype if dtype is None else dtype
     if is_checkpoint(path):
         check_same_vocabulary(model.config, model.tokenizer, path)
         if model.mesh is None:
             check_fits(shape.model, dtype, quantize=shape.settings["quantize"])
     head = abstract_head(path, drafter, shape, dtype)
-    return _restore(model, path, head) if isinstance(head, nnx.Module) else head
+    return _restore(model, path, head, dtype) if isinstance(head, nnx.Module) else head
 
 
 def read_shape(path: Path, drafter: Drafter, target: LlamaConfig) -> HeadShape:
@@ -214,8 +217,7 @@ def head_config(
     return HeadConfig(drafter.name, shape.model, *kinds, dict(shape.settings), chat_args, target_width=width)
 
 
-def _restore(model: Checkpoint, path: Path, abstract: nnx.Module) -> Any:
+def _restore(model: Checkpoint, path: Path, abstract: nnx.Module, dtype: jnp.dtype) -> Any:
     """Restores the parameters at `path` into an abstract module, on the target's mesh."""
-    dtype: jnp.dtype = model.target.dtype
     placed = abstract if model.mesh is None else place_head(abstract, model.mesh, dtype)
     return load_params(path / "params", placed, dtype)

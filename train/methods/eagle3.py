@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int, Key
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
 from jaxspec.drafters import draft_vocabulary
-from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
+from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head, Eagle3Options
+from jaxspec.host.arguments import check_unused
 from jaxspec.model.attention import over_steps
 from jaxspec.model.llama import Llama
 from jaxspec.model.quantization import LM_HEAD
@@ -36,7 +37,12 @@ def train(settings: options.Eagle3) -> Eagle3Head:
         config = job.target.config.model
         heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
         packed, _ = heads.prepared(job)
-        ids = chosen(packed, job.target, settings.draft_vocab)
+        if (given := heads.initial_shape(job, drafter)) is None:
+            ids = chosen(packed, job.target, settings.draft_vocab)
+        else:
+            check_unused(settings, "--init, whose head has a draft vocabulary", "draft_vocab")
+            mask = Eagle3Options.from_settings(given.settings).draft_vocabulary
+            ids = draft_vocabulary.ids_of(mask, config.vocab_size).tolist()
         chosen_shape = {name: getattr(settings, name) for name in ("taps", "tap_norm", "width", "window")}
         shape = drafter.head_for(config, ids=ids, **chosen_shape)
         head = initial(job.target.target, heads.built(job.target.mesh, drafter, shape, settings.recipe.seed))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,11 +14,11 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from jaxspec.checkpoint import loading
-from jaxspec.checkpoint.heads import write_head
+from jaxspec.checkpoint.heads import find_head, write_head
 from jaxspec.checkpoint.loading import Checkpoint, training_dtype
 from jaxspec.checkpoint.parameters import dict_to_module, module_to_dict
-from jaxspec.decoding.drafter import Drafter, HeadShape, Models
-from jaxspec.engine.head_weights import head_config
+from jaxspec.decoding.drafter import FLOAT32, Drafter, HeadShape, Models
+from jaxspec.engine.head_weights import head_config, read_shape, restore_head
 from jaxspec.host import compilation, processes
 from jaxspec.host.atomic import check_new, is_whole, staged, staged_by_all
 from jaxspec.host.buckets import with_paths
@@ -150,13 +151,18 @@ def train(
     """Trains a head of `drafter` with a frozen target, and writes it atomically to `job.out`; see `train_head`.
 
     Args:
-        head: initial weights, float32; donated.
+        head: initial weights, float32; donated. With --init, those of that head take their place.
         decodes: whether the whole target is loaded, so that acceptance can be measured. Then the weights with the
             largest `tau` are kept, otherwise those with the smallest held-out loss.
         write: writes the trained weights into a folder; None: as a head.
     """
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
+    if (given := initial_shape(job, drafter)) is not None:
+        check_same_settings(str(settings.init), given, shape)
+        shape = dataclasses.replace(shape, model=given.model)
+        head = restore_head(target, drafter, find_head(target.path, str(settings.init)), FLOAT32)
+        check_trainable(head)
     if write is None:
         config = head_config(drafter, shape, target.config, settings.save_dtype, job.sources.chat_args)
         write = lambda folder, trained: write_head(folder, config, trained)
@@ -183,6 +189,28 @@ def train(
     result = "" if measured is None else f", {name} {measured[key]:.2f} on held-out text"
     say(f"wrote {job.out}: {drafter.name}, {size:,} parameters{result}")
     return trained
+
+
+def initial_shape(job: Job, drafter: Drafter) -> HeadShape | None:
+    """The shape of the head of --init; None without. Raises CheckpointError as `read_shape`."""
+    if (name := job.settings.init) is None:
+        return None
+    return read_shape(find_head(job.target.path, name), drafter, job.target.config.model)
+
+
+def check_same_settings(name: str, given: HeadShape, options: HeadShape) -> None:
+    """Raises ValueError if the head of --init has other settings than the options of this training give."""
+    theirs, ours = (
+        {"layers": each.model.num_layers, "hidden_size": each.model.hidden_size, **each.settings}
+        for each in (given, options)
+    )
+    for key in sorted((ours | theirs).keys() - {"temperatures"}):  # they are calibrated after training
+        has, asked = (json.dumps(each.get(key)) for each in (theirs, ours))
+        if has != asked:
+            raise ValueError(
+                f"the head of --init, {name}, has {key} = {has:.60}, and the options of this training give "
+                f"{asked:.60}: give those of the head"
+            )
 
 
 def started(head: Head, target: Llama, sources: Mapping[str, str]) -> Head:

@@ -13,13 +13,14 @@ from jaxspec.checkpoint.parameters import module_to_dict
 from jaxspec.decoding.drafter import Committed, Models, Prefix
 from jaxspec.drafters.draft_vocabulary import ids_of
 from jaxspec.drafters.eagle3 import Eagle3, Eagle3Head
+from jaxspec.engine.head_weights import restore_head
 from jaxspec.model.llama import Llama
 from jaxspec.train.data.text import Windows
 from jaxspec.train.hyperparameters import Eagle3Objective
 from jaxspec.train.methods import eagle3
 from jaxspec.train.run.packed import target_features
 from tests.drafters.chain import chain
-from tests.train.command import trained
+from tests.train.command import QUICK, command, trained
 from tests.train.windows import shape, two_windows
 
 CONFIG = shape(4)
@@ -121,7 +122,7 @@ def test_a_head_begins_with_the_targets_lm_head(target):
     assert head.lm_head.kernel[...] is not target.lm_head.kernel[...]
 
 
-def test_a_head_is_trained_and_used(ckpt, data):
+def test_a_head_is_trained_used_and_trained_on(ckpt, data, tmp_path):
     engine, lines = trained("eagle3", ckpt, "--data", data, "--draft-vocab", 64, "--draft-steps", 3)
     assert {"alpha_0", "alpha_1", "alpha_2"} <= lines[0].keys()
     assert str(engine.method).startswith("eagle3+chain")
@@ -130,3 +131,21 @@ def test_a_head_is_trained_and_used(ckpt, data):
     assert len(ids) == 64
     assert {*engine.model.tokenizer.encode("def f1(x):\n    return", add_special_tokens=False)} <= ids
     assert {*engine.model.config.eos} <= ids
+
+    def go_on(*options: object) -> tuple[int, str]:
+        again = (*QUICK, "--steps", 1, "--learning-rate", 1e-9, "--data", data, "--draft-steps", 3, "--init", "eagle3")
+        return command("eagle3", "--target", ckpt, *again, "--out", tmp_path / "next", *options)
+
+    for options, words in {
+        ("--taps", 0): "eagle3, has taps = [0, 0, 0], and the options of this training give [0]",
+        ("--draft-vocab", 64): "--draft-vocab has no effect with --init, whose head has a draft vocabulary",
+        ("--init", "medusa"): "no head 'medusa' under",
+    }.items():
+        code, err = go_on(*options)
+        assert (code, words in err, (tmp_path / "next").exists()) == (2, True, False), err
+    code, err = go_on()
+    assert code == 0, err
+    assert heads.read_head(tmp_path / "next", "eagle3") == config
+    ours, theirs = (restore_head(engine.model, Eagle3(), path) for path in (tmp_path / "next", ckpt / "heads/eagle3"))
+    for name, weights in module_to_dict(theirs).items():
+        np.testing.assert_allclose(module_to_dict(ours)[name], weights, atol=1e-6, err_msg=name)
