@@ -76,7 +76,7 @@ clean:  ## remove .venv and all caches
 	@touch $@
 
 .venv/.light: .venv/.made pyproject.toml constraints.txt
-	@echo 'Installing jaxspec into .venv (the first time: some 250 MB to download) ...'
+	@echo 'Installing jaxspec into .venv (the first time: some 240 MB to download) ...'
 	$(call INSTALL,'.[gguf$(COMMA)quant$(COMMA)report$(COMMA)search]')
 	@touch $@
 

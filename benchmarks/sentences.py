@@ -5,8 +5,12 @@ import itertools
 import re
 from typing import Any
 
+import jax
+
 from benchmarks.plan_tables import RESULTS, result
 from benchmarks.verify_tables import runs_in
+from jaxspec.checkpoint.parameters import abstract
+from jaxspec.convert.transfer import group_bytes
 from jaxspec.planning.shapes import find_model
 
 WORDS = {3: "three", 4: "four", 6: "sixth", 7: "seven", 20: "twenty"}
@@ -28,13 +32,26 @@ def readme() -> list[str]:
     plain, drafted = re.findall(r"(\d+)\sforwards", drawn)
     tried = {name for run in ("bfloat16", "head_alone") for name in result(f"smollm2_{run}")["methods"]} - {"plain"}
     compared, on_h100 = (len(result(f"builtin_{run}")["methods"]) - 1 for run in ("methods", "h100"))
+    light, wheel, _ = result("downloads").values()
     return [
+        f"a network (some {round(light / 1e7)}0 MB;",
+        f"downloads SmolLM2-135M-Instruct ({wheel / 1e6:.0f} MB from PyPI)",
         f"none of {million:.1f} million greedy tokens differed in float32, and in bfloat16 every difference in a "
         "million was at a near-tie",
         f"in {drafted} forward passes instead of {plain}",
         f"among [{WORDS[len(tried)]} methods]",
         f"compares {WORDS[compared]} methods on it, {WORDS[on_h100]} of them also on an H100",
     ]
+
+
+def makefile() -> list[str]:
+    light, *_ = result("downloads").values()
+    return [f"the first time: some {round(light / 1e7)}0 MB to download"]
+
+
+def help_of_commands() -> list[str]:
+    _, wheel, kept = result("downloads").values()
+    return [f"{wheel / 1e6:.0f} MB to download, {round(kept / 1e7)}0 MB afterwards in the user's cache"]
 
 
 def benchmarks() -> list[str]:
@@ -100,9 +117,11 @@ def devices() -> list[str]:
     step = next(each["floor_seconds"]["prefill"] for each in result("plans") if each["settings"]["prompt"])
     of_chip = next(each for each in result("training_memory") if each["topology"] == "v5p:2x2x1")["bytes_per_chip"]
     saved = 4 * (of_chip["head"] + of_chip["optimizer"])
+    waiting = group_bytes(2 * sum(leaf.size for leaf in jax.tree.leaves(abstract(model))))  # bfloat16
     return [  # a step reads as many tokens as the prompts of the plan have: 8 windows of 2,048 are 16 of 1,024
         f"take at least {WORDS[round(20_000 * step / 3600)]} hours at the v5e-16's peak",
-        f"(the embedding of {2 * embedding / 1e9:.1f} GB twice",
+        f"{(4 * embedding + waiting) / 1e9:.1f} GB of RAM (the embedding of {2 * embedding / 1e9:.1f} GB twice, and "
+        f"{waiting / 1e9:.1f} GB that wait to be written)",
         f"for training and evaluation: {4 * embedding / 1e9:.1f} GB (the largest tensor in float32)",
         f"saves the head and its two moments, {saved / 1e9:.1f} GB in float32",
     ]
@@ -124,8 +143,10 @@ def plan(method: str) -> dict[str, Any]:
 
 
 SENTENCES = {
+    "Makefile": makefile,
     "README.md": readme,
     "benchmarks/README.md": benchmarks,
+    "jaxspec/options/by_command.py": help_of_commands,
     "docs/devices.md": devices,
     "docs/large-models.md": large_models,
     "docs/methods.md": methods,

