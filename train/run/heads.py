@@ -159,7 +159,7 @@ def train(
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
     if (given := initial_shape(job, drafter)) is not None:
-        check_same_settings(str(settings.init), given, shape)
+        check_same_head(str(settings.init), drafter, given, shape)
         shape = dataclasses.replace(shape, model=given.model)
         head = restore_head(target, drafter, find_head(target.path, str(settings.init)), FLOAT32)
         check_trainable(head)
@@ -192,25 +192,31 @@ def train(
 
 
 def initial_shape(job: Job, drafter: Drafter) -> HeadShape | None:
-    """The shape of the head of --init; None without. Raises CheckpointError as `read_shape`."""
+    """The shape of the head of --init, without what was calibrated after training; None without --init.
+
+    Raises CheckpointError as `read_shape`.
+    """
     if (name := job.settings.init) is None:
         return None
-    return read_shape(find_head(job.target.path, name), drafter, job.target.config.model)
+    shape = read_shape(find_head(job.target.path, name), drafter, job.target.config.model)
+    return dataclasses.replace(shape, settings={k: v for k, v in shape.settings.items() if k != "temperatures"})
 
 
-def check_same_settings(name: str, given: HeadShape, options: HeadShape) -> None:
-    """Raises ValueError if the head of --init has other settings than the options of this training give."""
-    theirs, ours = (
-        {"layers": each.model.num_layers, "hidden_size": each.model.hidden_size, **each.settings}
-        for each in (given, options)
+def check_same_head(name: str, drafter: Drafter, given: HeadShape, options: HeadShape) -> None:
+    """Raises ValueError if the head of --init differs from that of these options in more than sizes of its layers."""
+    sizes = {name: getattr(options.model, name) for name in ("num_layers", "hidden_size")}
+    wanted = dataclasses.replace(options, model=dataclasses.replace(given.model, **sizes))
+    build = lambda shape: nnx.eval_shape(lambda: drafter.build_head(shape, nnx.Rngs(0)))
+    if nnx.graphdef(build(given)) == nnx.graphdef(build(wanted)):  # settings that are left out have defaults
+        return
+    theirs, ours = ({**dataclasses.asdict(each.model), **each.settings} for each in (given, wanted))
+    keys = sorted(theirs | ours, key=lambda key: key not in theirs)
+    texts = {key: [json.dumps(each.get(key)) for each in (theirs, ours)] for key in keys}
+    key, (has, gives) = next((key, both) for key, both in texts.items() if both[0] != both[1])
+    raise ValueError(
+        f"the head of --init, {name}, has {key} = {has:.60}, and the options of this training give {gives:.60}: give "
+        "those of the head"
     )
-    for key in sorted((ours | theirs).keys() - {"temperatures"}):  # they are calibrated after training
-        has, asked = (json.dumps(each.get(key)) for each in (theirs, ours))
-        if has != asked:
-            raise ValueError(
-                f"the head of --init, {name}, has {key} = {has:.60}, and the options of this training give "
-                f"{asked:.60}: give those of the head"
-            )
 
 
 def started(head: Head, target: Llama, sources: Mapping[str, str]) -> Head:
