@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
+from jaxspec.decoding.controller import Controller
 from jaxspec.decoding.decode_state import DecodeState
-from jaxspec.decoding.drafter import Models
+from jaxspec.decoding.drafter import Drafter, Models
 from jaxspec.decoding.prefill_buckets import power_of_two
 from jaxspec.decoding.request import Request, SamplingParams
 from jaxspec.decoding.round_records import empty_trace, no_rounds
@@ -80,7 +81,9 @@ def start(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     seed, index = column(lambda r: r.sampling.seed % 2**32, np.uint32), column(lambda r: r.index, np.uint32)
     # NumPy arrays: one program takes all of them to the device, which avoids one transfer per array.
-    return _new_state(spec, models, device, seed, index, sampling, known)
+    strategies = {"drafter": spec.drafter, "controller": spec.controller}
+    stored = {"nodes": spec.builder.verified if spec.record else None, "log_probs": spec.log_probs}
+    return _new_state(models, seed, index, sampling, known, device=device, **strategies, **stored)
 
 
 def restore_controller(controller: Any, learnt: Sequence[Any]) -> Any:
@@ -98,22 +101,28 @@ def place_state(state: DecodeState, mesh: AnyMesh) -> DecodeState:
     return _with_axes(lambda leaf, axes: placed_leaf(leaf, mesh, axes), state)
 
 
-@partial(jax.jit, static_argnames=("spec", "device"))
+@partial(jax.jit, static_argnames=("device", "drafter", "controller", "nodes", "log_probs"))
 def _new_state(
-    spec: Speculation,
     models: Models,
-    device: jax.sharding.Sharding | None,
     seed: UInt[Array, " B"],
     index: UInt[Array, " B"],
     sampling: Mapping[str, Any],
     known: Mapping[str, Any],
+    *,
+    device: jax.sharding.Sharding | None,
+    drafter: Drafter,
+    controller: Controller,
+    nodes: int | None,
+    log_probs: bool,
 ) -> DecodeState:
-    """`start` in one program. On a mesh each array has the sharding of `place_state`.
+    """`start` in one program, which methods share that differ in builder and rule. On a mesh each array has the
+    sharding of `place_state`.
 
     Args:
         seed, index: those of each row's request, from which its key is made.
         sampling: the fields of `Sampling`.
         known: the fields of `DecodeState` that follow from the requests: `tokens` has the prompts, left-aligned.
+        nodes: number of nodes of the recorded trees; None: no round is recorded.
     """
     batch, cache_len = known["tokens"].shape
     config, dtype = models.target.config, models.target.dtype
@@ -124,12 +133,12 @@ def _new_state(
         sampling=Sampling(**sampling),
         cache=kv_cache.allocate(config, batch, cache_len, dtype),
         feature=jnp.zeros((batch, config.hidden_size), dtype),
-        drafter=spec.drafter.init(models, batch, cache_len),
-        controller=spec.controller.init(batch),
+        drafter=drafter.init(models, batch, cache_len),
+        controller=controller.init(batch),
         round=jnp.zeros((), jnp.int32),
         history=no_rounds(batch, cache_len),
-        log_prob=jnp.zeros((batch, cache_len), jnp.float32) if spec.log_probs else None,
-        trace=empty_trace(batch, cache_len, spec.builder.verified) if spec.record else None,
+        log_prob=jnp.zeros((batch, cache_len), jnp.float32) if log_probs else None,
+        trace=None if nodes is None else empty_trace(batch, cache_len, nodes),
     )
     if device is not None:
         return jax.lax.with_sharding_constraint(state, device)
