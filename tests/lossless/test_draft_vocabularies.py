@@ -50,7 +50,7 @@ def method_of(name: str, rest: str) -> str:
     return f"{name.partition(', ')[0]}+{rest}"
 
 
-@pytest.mark.parametrize("name", combinations.some(EVERY, *KINDS, "edd", "draft-model, fewer rows"))
+@pytest.mark.parametrize("name", combinations.some(EVERY, "dflash", "draft-model", "edd"))
 def test_greedy_text_is_plain_decodings(name: str, target, prompts, plain):
     spec, others = speculation(parse_method(method_of(name, TREE)), True), changed(name, target, range(0, 23, 2))
     check_texts(spec, others, requests(prompts, NEW), plain)

@@ -87,6 +87,6 @@ def test_a_wrong_draft_never_shows(target, prompts, plain):
     broken = type(target)(
         target=target.target, draft={k: jax.tree.map(lambda x: -x, v) for k, v in target.draft.items()}
     )
-    for method in ("draft-model+static", "eagle+eagle2,total=8,depth=3,width=2"):
+    for method in ("+".join(combinations.BY_MUTANTS[0][:3]), "eagle+eagle2,total=8,depth=3,width=2"):
         texts, _ = run(speculation(parse_method(method), True), broken, requests(prompts, NEW))
         assert texts == plain
