@@ -28,8 +28,8 @@ COUPLED = [method for method in METHODS if combinations.is_coupled(method)]
 SAMPLED = "0.8"  # a temperature
 TRUNCATED = "0.8,12,0.9"  # with top-k and top-p
 EVERY = MESHES + SPLIT_ROWS
-SPREAD = [f"{method}@{mesh}@0" for method, mesh in zip(METHODS[1:], EVERY, strict=False)]
-SPREAD += [f"{METHODS[2]}@2x2x2@{SAMPLED}", f"{METHODS[4]}@1x8x1@{TRUNCATED}"]
+HOW = ("0", "0", "0", TRUNCATED, "0", SAMPLED, "0")  # a mesh: coupled texts with KV heads that devices share, and rows
+SPREAD = [f"{method}@{mesh}@{how}" for method, mesh, how in zip(METHODS[1:], EVERY, HOW, strict=False)]
 PRODUCT = [f"{method}@{mesh}@0" for method in METHODS for mesh in EVERY]
 PRODUCT += [f"{method}@{mesh}@{how}" for method in COUPLED for mesh in EVERY for how in (SAMPLED, TRUNCATED)]
 
