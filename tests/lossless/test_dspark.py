@@ -1,6 +1,8 @@
 """DSpark heads: nodes of a level have different drafts, of which the head estimates the acceptance; the text is the
 target's."""
 
+import itertools
+
 import pytest
 
 from jaxspec.decoding.drafter import Models
@@ -8,21 +10,26 @@ from jaxspec.methods.method import parse_method
 from tests.lossless import combinations
 from tests.lossless.harness import NEW, check_texts, models, requests, run, run_refilled, speculation, with_dspark
 
-QUICK = ("chain,length=4", "eagle2,total=12,depth=4,width=3")
+CHAIN, TREE = "dflash+chain,length=4", "dflash+eagle2,total=12,depth=4,width=3"
+BUDGETED, CONFIDENCE = f"dflash+{combinations.BUILDERS[-1]}", "confidence,threshold=0.5"
 METHODS = [
-    *(pytest.param(f"dflash+{b}", marks=() if b in QUICK else pytest.mark.soak) for b in combinations.BUILDERS),
-    pytest.param("dflash+chain,length=3+threshold,gamma=0.2", marks=pytest.mark.soak),
-    "dflash+chain,length=4+confidence,threshold=0.5",
-    f"dflash+{combinations.BUILDERS[-1]}+confidence,threshold=0.5",
-    pytest.param("dflash+eagle2,total=12,depth=4,width=3+confidence,threshold=0.5", marks=pytest.mark.soak),
-    pytest.param(f"dflash+{combinations.BUILDERS[-1]}+{combinations.CONTROLLERS[-1]}", marks=pytest.mark.soak),
-    pytest.param("dflash,history=2+eagle2,total=8,depth=3,width=2", marks=pytest.mark.soak),  # as of DFlash
+    *(f"dflash+{builder}" for builder in combinations.BUILDERS),
+    *(f"{method}+{CONFIDENCE}" for method in (CHAIN, BUDGETED, TREE)),
+    "dflash+chain,length=3+threshold,gamma=0.2",
+    f"{BUDGETED}+{combinations.CONTROLLERS[-1]}",
+    "dflash,history=2+eagle2,total=8,depth=3,width=2",  # as of DFlash
 ]
-KINDS = [
-    ("every token", True),
-    ("half of the tokens", False),
-    pytest.param("every token", False, marks=pytest.mark.soak),
-    pytest.param("half of the tokens", True, marks=pytest.mark.soak),
+KINDS = [*itertools.product(("every token", "half of the tokens"), (True, False))]
+GREEDY, SAMPLED = KINDS[0], KINDS[-1]
+QUICK = {  # each of these builders and controllers with both kinds
+    CHAIN: [GREEDY],
+    f"{CHAIN}+{CONFIDENCE}": [SAMPLED],
+    TREE: [GREEDY, SAMPLED],
+    f"{BUDGETED}+{CONFIDENCE}": [GREEDY, SAMPLED],
+}
+CASES = [
+    pytest.param(name, *kind, marks=() if kind in QUICK.get(name, ()) else pytest.mark.soak)
+    for kind, name in itertools.product(KINDS, METHODS)
 ]
 
 
@@ -32,8 +39,7 @@ def target(tokens: str) -> Models:
     return with_dspark(models(vocab_size=23), None if tokens == "every token" else range(0, 23, 2))
 
 
-@pytest.mark.parametrize(("tokens", "greedy"), KINDS, scope="module")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "tokens", "greedy"), CASES, scope="module")
 def test_text_is_plain_decodings(name: str, greedy: bool, target: Models, prompts: list[list[int]]):
     """Greedy, also in rows that are refilled, or sampled with the same seeds."""
     spec, plain = (speculation(parse_method(each), greedy) for each in (name, "plain"))
