@@ -97,13 +97,16 @@ def usual(rule: str) -> list[tuple]:
     return [(*row[:3], *row[4:]) for row in covering(every, 2, BY_MUTANTS) if row[3] == rule]
 
 
+_parsed = functools.cache(parse_method)  # each occurs in several sets
+
+
 def _method(*parts: str) -> Method:
-    return parse_method("+".join(parts))
+    return _parsed("+".join(parts))
 
 
 def is_coupled(method: str) -> bool:
     """Whether the method's sampled text is plain decoding's for the same seed."""
-    return isinstance(parse_method(method).rule(greedy=False), GumbelCoupling)
+    return isinstance(_parsed(method).rule(greedy=False), GumbelCoupling)
 
 
 def covering(rows: Sequence[tuple], columns: int, begin: Sequence[tuple] = ()) -> list[tuple]:
