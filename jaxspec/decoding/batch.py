@@ -119,9 +119,9 @@ def _new_state(
     sharding of `place_state`.
 
     Args:
-        seed, index: those of each row's request, from which its key is made.
+        seed, index: of each row's request; they determine the row's random key.
         sampling: the fields of `Sampling`.
-        known: the fields of `DecodeState` that follow from the requests: `tokens` has the prompts, left-aligned.
+        known: the fields of `DecodeState` that follow from the requests; `tokens` has the prompts, left-aligned.
         nodes: number of nodes of the recorded trees; None: no round is recorded.
     """
     batch, cache_len = known["tokens"].shape
@@ -151,7 +151,7 @@ def constrain_state(state: DecodeState) -> DecodeState:
 
 
 def _with_axes(use: Callable[[Any, tuple[str | None, ...]], Any], state: DecodeState) -> DecodeState:
-    """Applies `use` to every array of a state and its logical axes."""
+    """Replaces every array of a state by `use(array, logical axes)`."""
     eos = jax.tree_util.GetAttrKey("eos")  # has axes, but not B; `round` is a scalar
 
     def apply(path: tuple, leaf: Any) -> Any:
@@ -177,7 +177,7 @@ def insert(
 ) -> DecodeState:
     """Writes prefilled prompts into rows of the batch, in place.
 
-    Each row is overwritten whole, with zeros after the prompt, so that nothing of its last text remains.
+    Each row is overwritten whole, with zeros after the prompt, so that nothing of its previous text remains.
 
     Args:
         fresh: state after prefill with one row for each part of the batch on the mesh's axis `data`. If its controller

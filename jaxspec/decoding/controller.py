@@ -68,8 +68,8 @@ class Controller(Strategy):
             Above temperature 0 such a method needs Gumbel coupling, under which drafts never change the text
             (`Method.rule`).
         needs_estimates: it reads `Drafts.log_accept`, which only some heads give (`Drafter.estimates`).
-        goes_plain: verification of a single node is compiled, for rounds in which no row drafts. They also skip the
-            drafter's first pass, unless verification reuses it or the drafter copies text.
+        goes_plain: verification of a single node is compiled, for rounds in which no row drafts. Such rounds also skip
+            the drafter's first pass, unless verification reuses it or the drafter copies text.
     """
 
     stops: ClassVar[bool] = True
@@ -134,8 +134,5 @@ class Controller(Strategy):
         """Whether each row drafts another level. Nodes drafted so far are verified in either case."""
 
     def update(self, state: State, counts: RoundCounts) -> State:
-        """Learns from a round's counts [B].
-
-        All counts of a finished row are 0. A row that copied earlier text counts no drafts, and keeps its old state.
-        """
+        """Learns from a round's counts [B], all 0 in finished rows. Rows that copied earlier text keep their state."""
         return state

@@ -208,8 +208,8 @@ class Drafter(Strategy):
 
     @property
     def copies(self) -> bool:
-        """Whether it overrides `from_history`. Then `root` always runs, drafts for the rows `prefix.unfinished`, and
-        skips the head's pass if none of them needs it."""
+        """Whether it overrides `from_history`. Then `root` runs in every round, and itself skips the head's pass if no
+        row of `prefix.unfinished` needs it."""
         return type(self).from_history is not Drafter.from_history
 
     def target_forward(
@@ -252,8 +252,7 @@ def run_if(needed: Bool[Array, ""], run: Callable[[State], tuple[Drafts, State]]
 
     Arrays that the pass does not change bypass the conditional, because XLA would copy a cache that a branch returns.
     """
-    traced, shapes = jax.make_jaxpr(run, return_shape=True)(state)
-    drafted, after = shapes
+    traced, (drafted, after) = jax.make_jaxpr(run, return_shape=True)(state)
     inputs, outputs = traced.jaxpr.invars, traced.jaxpr.outvars[len(jax.tree.leaves(drafted)) :]
     source = [next((i for i, var in enumerate(inputs) if var is output), None) for output in outputs]
     old, structure = jax.tree.flatten(state)

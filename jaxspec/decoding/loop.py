@@ -36,7 +36,7 @@ DRAFT, VERIFY, CONTROL, FIRST, BEGIN = range(5)
 
 READ_TOGETHER = 320
 """Positions of a batch that a drafter reads first in `observe`; the others are often padding. An accelerator computes
-about as many while it reads the weights. On a CPU each costs time, so it is one of each row."""
+about as many while it reads the weights. On a CPU each costs time, so there only one of each row is read first."""
 
 DRAFTING, LEVEL, VERIFICATION = "draft", "level", "verify"
 """Named scopes of the parts of a round in traced and compiled programs: drafting, a level inside it, and verification
@@ -70,8 +70,7 @@ def decode(
     rounds: Int[Array, ""],
     enough: Int[Array, ""] | None = None,
 ) -> DecodeState:
-    """Runs up to `rounds` rounds. It stops earlier if `enough` rows are finished (None: all) or a row needs a larger
-    cache. The state is donated."""
+    """Runs `rounds` rounds, fewer if `enough` rows (None: all) end or one needs a larger cache. Donates the state."""
     last = state.round + rounds
     most = jnp.int32(state.done.shape[0]) if enough is None else enough
     unfinished = lambda state: (state.round < last) & (state.done.sum() < most) & ~needs_room(spec, state)
@@ -83,7 +82,6 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
     """One round: drafts a tree, verifies it in one forward of the target, and commits the accepted path."""
     spec = spec.at_context(jnp.where(state.done, 0, state.length).max())
     keys = fold(state.keys, state.length)  # by position, so that draws do not depend on the batch
-    prefix = state.prefix
     with jax.named_scope(DRAFTING):
         grown, state = draft(spec, models, state, keys)
     selection = spec.builder.prune(grown) if spec.rule.may_prune else None
@@ -91,9 +89,8 @@ def one_round(spec: Speculation, models: Models, state: DecodeState) -> DecodeSt
         selection = compaction(grown)
     tree = grown if selection is None else subtree(grown, selection)
     slots = jnp.broadcast_to(jnp.arange(spec.builder.size), grown.token.shape) if selection is None else selection.node
-    scope = lambda size: jax.named_scope(f"{VERIFICATION}{size}")
-    branches = [scope(size)(partial(verify, spec, size)) for size in spec.verify_sizes]
-    arguments = (models, prefix, state.keys, state.sampling, tree, state.drafter, slots)
+    branches = [jax.named_scope(f"{VERIFICATION}{size}")(partial(verify, spec, size)) for size in spec.verify_sizes]
+    arguments = (models, state.prefix, state.keys, state.sampling, tree, state.drafter, slots)
     verified = jax.lax.switch(smallest_size(tree, spec.verify_sizes), branches, *arguments)
     return commit(spec, models, state, grown, tree, verified)
 
@@ -153,8 +150,8 @@ def grow_level(
 ) -> tuple[DraftTree, Frontier, Rows, State]:
     """Adds a level: the rule proposes children from `drafts`, the builder adds them, and the controller may stop rows.
 
-    `copied` are rows that copy earlier text, which the controller does not see. Returns the tree, the nodes to expand
-    next, the rows that draft another level, and the controller's state.
+    `copied` are rows that copy earlier text, which the controller neither stops nor learns from. Returns the tree, the
+    nodes to expand next, the rows that draft another level, and the controller's state.
     """
     width = frontier.node.shape[1]
     if (admitted := spec.controller.admits(drafts)) is not None:
@@ -264,10 +261,9 @@ def observe(spec: Speculation, models: Models, drafter: State, committed: Commit
         return spec.drafter.observe(models, drafter, committed)
 
     def read(first: int, end: int, drafter: State) -> State:
-        names = ("token", "next_token", "hidden", "taps")
-        part = {name: jax.tree.map(lambda values: values[:, first:end], getattr(committed, name)) for name in names}
+        part = jax.tree.map(lambda values: values[:, first:end] if values.ndim > 1 else values, committed)
         count = jnp.clip(committed.count - first, 0, end - first)
-        return spec.drafter.observe(models, drafter, Committed(start=committed.start + first, count=count, **part))
+        return spec.drafter.observe(models, drafter, dataclasses.replace(part, start=part.start + first, count=count))
 
     # A loop of at most one step, not a branch, because XLA would copy a cache that a branch returns.
     more = (committed.count > few).any().astype(jnp.int32)

@@ -12,7 +12,7 @@ from jaxspec.model.llama import Llama
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Structure:
-    """The structure of a `Models`: one object for each different tree. So jit compares two of them by identity."""
+    """The structure of a `Models`, a single object for equal trees, so that jit compares structures by identity."""
 
     tree: Any  # a PyTreeDef
 
@@ -49,7 +49,7 @@ def _flatten_with_names(models: Models) -> tuple[Sequence[tuple[Any, Any]], _Str
 
 
 def _unflatten(structure: _Structure, arrays: Iterable[Any]) -> Models:
-    models = object.__new__(Models)  # without checks of types: JAX puts other objects in the place of arrays
+    models = object.__new__(Models)  # no checks of types: JAX also puts other objects in the place of arrays
     for name, part in zip(("target", "draft", "control"), structure.tree.unflatten(arrays), strict=True):
         object.__setattr__(models, name, part)
     object.__setattr__(models, "_arrays", None)

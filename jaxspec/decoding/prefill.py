@@ -1,9 +1,8 @@
 """Prefill: reads the prompts into the caches, in chunks, before the first round.
 
-The host calls three programs for each chunk: one embeds its tokens, one runs a group of layers and is called for every
-group, and one does the rest. All groups share one compiled program, because compiling all layers of a large model
-together is slow. All methods share the first program. They share the second too, except that a group of several layers
-has another one for drafters that read layers' inputs.
+The host calls three programs for each chunk: `embed_chunk`, `run_group` for each group of layers, and `end_chunk`. All
+groups share one compiled program, because compiling all layers of a large model together is slow. All methods share
+the first two, except that drafters which read layers' inputs have their own `run_group` for groups of several layers.
 """
 
 import dataclasses
@@ -101,9 +100,12 @@ class Step:
 
 def steps(drafter: Drafter, models: Models, state: DecodeState, chunk: int) -> Iterator[Step]:
     """The programs that read a chunk, for an abstract state whose arrays have the shardings of a real one."""
-    target, taps, batch = models.target, drafter.taps(models), state.length.shape[0]
-    width, at = target.config.hidden_size, np.int32(0)  # NumPy's, because JAX would put its own on absent devices
-    stream = stream_of(state, (batch, chunk, width), jnp.float32)
+    target, taps, place = models.target, drafter.taps(models), state.length.sharding
+    shape = (state.length.shape[0], chunk, target.config.hidden_size)
+    if isinstance(place, jax.sharding.NamedSharding):
+        place = sharding.named_sharding(place.mesh, STREAM, shape)
+    stream = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place)
+    at = np.int32(0)  # NumPy's, because JAX would put its own on absent devices
     yield Step("embedding", embed_chunk, (target.embedding, state.tokens, at), {"chunk": chunk})
     first, *others = groups(target.config.num_layers)
     layers = target.layers[first]
@@ -118,14 +120,6 @@ def _bare(state: DecodeState) -> DecodeState:
     places = {path: leaf.sharding for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
     bare = jax.eval_shape(lambda state: dataclasses.replace(state, cache=(), controller=None, trace=None), state)
     return jax.tree_util.tree_map_with_path(lambda path, leaf: leaf.update(sharding=places[path]), bare)
-
-
-def stream_of(state: DecodeState, shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    """An abstract residual stream, on the devices of an abstract state."""
-    place = state.length.sharding
-    if isinstance(place, jax.sharding.NamedSharding):
-        place = sharding.named_sharding(place.mesh, STREAM, shape)
-    return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=place)
 
 
 @partial(jax.jit, static_argnames="chunk")
@@ -156,7 +150,7 @@ def run_group(
     start = jnp.full((batch,), at)
     positions = jnp.broadcast_to(at + jnp.arange(chunk), (batch, chunk))
     x, nodes, inputs = run_layers(layers, x, rotary(config, positions), over_chunk(cache, start, chunk))
-    # `after` makes the write wait until all layers have read the cache: a non-negative integer from their output.
+    # A non-negative integer from the layers' output makes the write wait until all layers have read the cache.
     after = jax.lax.bitcast_convert_type(jnp.abs(x[:, 0, 0]), jnp.int32)
     return x, tuple(inputs[1:]) if keep_inputs else (), kv.append(cache, nodes, start, after=after)
 
@@ -207,8 +201,13 @@ def end_chunk(
     ends = (prompt > at) & (prompt <= at + chunk)
     feature = take(hidden, jnp.clip(prompt - 1 - at, 0, chunk - 1)[:, None])
     first, finite, first_log_prob = jax.lax.cond(ends.any(), draw_first, draw_nothing, feature)
-    old = jnp.take_along_axis(state.tokens, prompt[:, None], axis=1)
-    tokens = write_block(state.tokens, jnp.where(ends[:, None], first[:, None], old), prompt)
+
+    def write_first(values: Array, new: Array) -> Array:
+        """The values [B S] with `new` [B] at the end of each prompt that ends in this chunk."""
+        old = jnp.take_along_axis(values, prompt[:, None], axis=1)
+        return write_block(values, jnp.where(ends[:, None], new[:, None], old), prompt)
+
+    tokens = write_first(state.tokens, first)
     count = jnp.clip(prompt - at, 0, chunk)
     committed = Committed(
         start=jnp.where(count > 0, at, prompt + 1),
@@ -218,10 +217,6 @@ def end_chunk(
         hidden=hidden,
         taps=target.tapped(tapped),
     )
-    log_prob = state.log_prob
-    if log_prob is not None:
-        old = jnp.take_along_axis(log_prob, prompt[:, None], axis=1)
-        log_prob = write_block(log_prob, jnp.where(ends[:, None], first_log_prob[:, None], old), prompt)
     # Once the longest prompt is read, all rows begin. With a budget of 0 the first token is dropped too.
     begun = ~state.done & (prompt.max() <= at + chunk)
     length = prompt + (begun & (prompt < state.limit))
@@ -236,6 +231,6 @@ def end_chunk(
             finite=jnp.where(ends, finite, state.finite),
             feature=jnp.where(ends[:, None], feature[:, 0], state.feature),
             drafter=drafter.observe(models, state.drafter, committed),
-            log_prob=log_prob,
+            log_prob=None if state.log_prob is None else write_first(state.log_prob, first_log_prob),
         )
     )

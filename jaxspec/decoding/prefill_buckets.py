@@ -16,10 +16,7 @@ TOGETHER = 4096  # most tokens of all sequences in one chunk on an accelerator
 def shapes(
     spec: Speculation, requests: Sequence[Request], later: Sequence[Request] = (), least: int = 0
 ) -> tuple[int, int]:
-    """Tokens per chunk of prefill, and length of the first cache, at least `least`.
-
-    `later` are requests that will refill rows of the first ones.
-    """
+    """Tokens per chunk of prefill, and length of the first cache, at least `least`; `later` requests refill rows."""
     longest = max(len(r.tokens) for r in requests)
     on_cpu = backend.time_grows_with_tokens()
     chunk = chunk_for(longest, backend.CPU_CHUNKS) if on_cpu else accelerator_chunk(longest, len(requests))
@@ -80,8 +77,8 @@ def chunk_for(longest: int, chunks: Sequence[int]) -> int:
 def accelerator_chunk(longest: int, batch: int) -> int:
     """Tokens per chunk on an accelerator: twice the largest size if the batch is small and a prompt is long.
 
-    Then weights are read half as often, and padding is at most a fifth. In a large batch, by the estimates of a TPU's
-    compiler, such a chunk is slower, because the norms' inputs and outputs no longer fit into fast memory.
+    Then weights are read half as often, and padding is at most a fifth. In a large batch such a chunk is slower, as XLA
+    estimates for TPUs, because the norms' inputs and outputs no longer fit into fast memory.
     """
     twice = 2 * backend.ACCELERATOR_CHUNKS[-1]
     if longest >= 4 * twice and batch * twice <= TOGETHER:

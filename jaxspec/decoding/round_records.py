@@ -116,10 +116,7 @@ def join(several: Sequence[RoundCounts]) -> RoundCounts:
 
 
 def first_tokens(counts: RoundCounts, tokens: int) -> RoundCounts:
-    """The rounds of the first `tokens` tokens; the last round's `committed`, `accepted`, `levels` are cut.
-
-    Prefill gives the first token, so no round counts for it.
-    """
+    """The rounds of the first `tokens` tokens, the last one cut as in `RoundCounts`. Prefill gives the first token."""
     before = 1 + np.cumsum(counts.committed) - counts.committed
     inside = (counts.committed > 0) & (before < tokens)
     kept = {name: column[inside] for name, column in columns(counts).items()}

@@ -18,7 +18,7 @@ import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from jaxspec.decoding.drafter import Drafts, for_each
+from jaxspec.decoding.drafter import Drafts, for_each, slots_of
 from jaxspec.decoding.sampling import Sampling
 from jaxspec.decoding.tree import DraftTree, Frontier
 
@@ -82,9 +82,8 @@ def keep_probs(
 ) -> DraftTree:
     """Stores q of the expanded nodes in the tree: over candidates with ids `token`, or over the whole vocabulary."""
     assert tree.draft_probs is not None
-    width = frontier.node.shape[1]
-    rows = jnp.arange(frontier.node.shape[0])[:, None]
-    node, probs = jnp.where(frontier.live, frontier.node, tree.token.shape[1]), for_each(probs, width)
+    batch, width = frontier.node.shape
+    rows, node, probs = jnp.arange(batch)[:, None], slots_of(tree, frontier), for_each(probs, width)
     if token is None:
         kept = tree.draft_probs.at[rows, node].set(probs, mode="drop")
     else:  # `add`, not `set`, because padding candidates may repeat an id; the rows were zero

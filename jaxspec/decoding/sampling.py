@@ -37,10 +37,7 @@ def probabilities(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[A
 
 
 def kept_logits(logits: Float[Array, "B *W V"], sampling: Sampling) -> Float[Array, "B *W V"]:
-    """Unnormalised logits of the sampling distribution, float32; -inf for tokens that top-k and top-p remove.
-
-    At temperature 0 the logits are not scaled.
-    """
+    """Unnormalised logits of the sampling distribution, float32, unscaled at temperature 0; -inf for removed tokens."""
     temperature = _per_row(sampling.temperature, logits)
     scaled = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1.0)
     if sampling.top_k is not None:
@@ -54,17 +51,14 @@ def _per_row(values: Shaped[Array, " B"], logits: Float[Array, "B *W V"]) -> Sha
 
 
 def never_greedy(sampling: Sampling) -> Sampling:
-    """The parameters with temperature 1 instead of 0, so that the draft distribution q is not one-hot.
-
-    Drafting may use any q.
-    """
+    """The parameters with temperature 1 instead of 0, so that q is not one-hot. Drafting may use any q."""
     return dataclasses.replace(sampling, temperature=jnp.where(sampling.temperature > 0, sampling.temperature, 1.0))
 
 
 def row_key(seed: Any, index: Any) -> Key[Array, ""]:
-    """The key of a text, from the seed and its place in the call.
+    """The key of a text, from the seed and the prompt's index in the call.
 
-    It is of Threefry, whatever JAX's default is: `rbg` takes the noise of all rows under `vmap` from the first's key.
+    Always Threefry, whatever JAX's default: under `vmap`, `rbg` draws the noise of all rows from the first row's key.
     """
     return jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), index)
 

@@ -1,5 +1,4 @@
-"""The common base of drafters, tree builders and controllers, and the measured costs of drafting and verification on a
-device, in the form that some of them use."""
+"""The base of drafters, tree builders and controllers, and the measured costs that some of them use."""
 
 import abc
 import copy
@@ -159,10 +158,7 @@ FITTED = {"fitted": True}
 
 
 class CostAware(Strategy):
-    """A strategy with two settings in units of s_t(1): `cost` of a drafted level, and `verify` by number of nodes.
-
-    None: to be measured on the device.
-    """
+    """A strategy with costs in s_t(1): `cost` of a drafted level, `verify` by number of nodes; None: to be measured."""
 
     cost: float | None
     verify: Ratios | None
@@ -240,7 +236,7 @@ class CostAware(Strategy):
         Verification costs as much as the smallest size in the table that holds a row's nodes; beyond the table it is
         extrapolated from the last two sizes.
         """
-        # At least one level is counted: if the cost of a round without drafts is not known, its first pass may run.
+        # At least one level is counted: without a measured `idle`, the first pass may run in a round without drafts.
         level, table = self.known_costs
         sizes, costs = (jnp.array(column, jnp.float32) for column in zip(*table, strict=True))
         slope = jnp.maximum(costs[-1] - costs[-2], 0) / (sizes[-1] - sizes[-2]) if len(table) > 1 else 0.0

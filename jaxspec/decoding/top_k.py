@@ -70,10 +70,7 @@ def _top_k(values: Shaped[Array, "*B V"], count: int) -> TopK:
 
 
 def _by_passes(values: Shaped[Array, "*B V"], count: int) -> TopK:
-    """Finds the largest value, then the largest of the others, and so on: C passes.
-
-    A TPU sorts by a bitonic network, which has 91 passes for 8,192 values.
-    """
+    """Finds the largest value, then the next, and so on: C passes. A TPU's bitonic sort of 8,192 values takes 91."""
     place = jnp.broadcast_to(jnp.arange(values.shape[-1], dtype=jnp.int32), values.shape)
     left, top, top_place = ordered(values.astype(jnp.float32)), [], []
     for _ in range(count):
