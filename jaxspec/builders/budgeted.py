@@ -24,8 +24,8 @@ class Budgeted(CostAware, ConfidencePower):
         rate(D, N) = Σ_rows (1 + Σ_{i < N} p_i) / (D · cost + verify(smallest compiled size that holds N))
 
     which is expected tokens, with the bonus tokens, per time in units of s_t(1). p_i is the confidence of a row's node
-    i in falling order, the probability that the path to it is accepted, so each set of nodes contains their parents.
-    The round verifies the N with the highest rate.
+    i in falling order, the estimated probability that the path to it is accepted, so the first N nodes include their
+    parents. The round verifies the N with the highest rate.
 
     Another level is drafted if some number of further levels is expected to raise the rate. The expectation assumes
     that a chain follows each node of the frontier, and that each token in it has the geometric mean probability of the
@@ -75,10 +75,7 @@ class Budgeted(CostAware, ConfidencePower):
         return tuple((size, enough(size)) for size in sizes_up_to(self.verified, [nodes for nodes, _ in verify]))
 
     def expected(self, log_confidence: Float[Array, "B M"]) -> Float[Array, "B sizes"]:
-        """The expected tokens of each row with each compiled size, filled with the most confident of M nodes.
-
-        The nodes come in falling order of their confidence; the root is the first.
-        """
+        """The expected tokens of each row by compiled size, from log confidences in falling order, the root first."""
         full = jnp.array([size for size, _ in self.buckets])
         return jnp.cumsum(jnp.exp(log_confidence), axis=1)[:, full - 1]
 
@@ -113,8 +110,7 @@ class Budgeted(CostAware, ConfidencePower):
         level: Int[Array, ""],
         more: Int[Array, ""],
     ) -> Float[Array, "B sizes"]:
-        """The expected tokens after `more` levels below a frontier at `level`, whose nodes have the log confidences
-        `reached`."""
+        """The expected tokens after `more` levels below a frontier at `level` with the log confidences `reached`."""
         mean = reached[:, :1] / level  # mean log probability of a token on the best path
         below = reached[..., None] + self.lookahead * mean[..., None]
         below = jnp.where(self.lookahead <= more, below, -jnp.inf).reshape(len(reached), -1)

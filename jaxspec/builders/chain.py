@@ -33,5 +33,4 @@ class Chain(TreeBuilder):
         log_confidence = tree.log_confidence[:, frontier.level, None] + proposal.log_prob[:, :, 0]
         slot = frontier.level + 1  # in a chain, node i is the one at depth i
         tree = add_nodes(tree, slot[None], proposal.token[:, :, 0], frontier.node, log_confidence, live)
-        node = frontier.node * 0 + slot
-        return tree, Frontier(node=node, live=live, level=slot)
+        return tree, Frontier(node=frontier.node * 0 + slot, live=live, level=slot)

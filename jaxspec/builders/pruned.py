@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxspec.builders.top_paths import ConfidencePower, TreeLimits, widest
 from jaxspec.decoding.builder import Grown
 from jaxspec.decoding.rule import Propose
-from jaxspec.decoding.strategy import MOST, CostTable, read_ratio, round_ratio, show_ratio
+from jaxspec.decoding.strategy import COST, MOST, CostTable, round_ratio
 from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, take
 
 TOTAL = 64
@@ -23,16 +23,15 @@ TOTAL = 64
 class Pruned(ConfidencePower):
     """PCT: expands likely paths and drops unlikely nodes.
 
-    It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`. The
-    probabilities of a level sum to at most 1, so at most 1 / cost of its nodes are expanded, and at most `total` - 1,
+    It expands paths whose confidence is at least `cost`, and drops nodes whose confidence is below `leaf`. At most
+    1 / cost nodes of a level are expanded, because their probabilities sum to at most 1, and at most `total` - 1,
     because no more can be kept. With a power below 1 more nodes may qualify; then the most confident are expanded.
 
     Attributes:
         width: children of an expanded node.
         depth: largest number of levels.
         leaf: smallest confidence of a verified node. 0: every drafted node is verified (the paper's ablation, Table 3).
-        cost: s_d / s_t, the time of a drafted level in units of s_t(1); None: measured on the device, for a level with
-            the largest number of nodes that are then expanded.
+        cost: s_d / s_t, the time of a drafted level in units of s_t(1); None: measured on the device.
         total: largest number of verified nodes, the root included: the most confident, and among equal ones the less
             deep. Not used with `leaf` 0.
         power, greedy_power: see `ConfidencePower`; with 1 the confidences are the paper's.
@@ -43,7 +42,7 @@ class Pruned(ConfidencePower):
     width: int = 5
     depth: int = 10
     leaf: float = 0.01
-    cost: float | None = dataclasses.field(default=None, metadata={"parse": read_ratio, "show": show_ratio})
+    cost: float | None = dataclasses.field(default=None, metadata=COST)
     total: int = TOTAL
     power: float = 1.0
     greedy_power: float = 1.0
@@ -62,11 +61,10 @@ class Pruned(ConfidencePower):
         return self.cost is None
 
     def with_costs(self, table: CostTable) -> "Pruned":
-        """A missing `cost` is that of the narrowest level of width >= 1 / cost, the most nodes that are expanded."""
+        """A missing `cost` is that of a level of w nodes, for the smallest w that holds the 1 / cost expanded nodes."""
         if self.cost is not None:
             return self
-        widest = table.level[-1][0]
-        costs = [table.level_cost(width) for width in range(1, widest + 1)]
+        costs = [table.level_cost(width) for width in range(1, table.level[-1][0] + 1)]
         cost = next((cost for width, cost in enumerate(costs, 1) if int(1 / cost) <= width), costs[-1])
         return dataclasses.replace(self, cost=round_ratio(cost))
 

@@ -1,4 +1,4 @@
-"""The bases of EAGLE-2 and similar trees, which expand the top paths level by level and keep the top nodes.
+"""The bases of EAGLE-2's and similar trees, which expand the top paths level by level and keep the top nodes.
 
 Nodes are ranked by the confidence of their path. A child's confidence is never above its parent's, and parents have
 lower indices. So if the top nodes are kept, and ties go to the lower index, every kept node has its parent.
@@ -19,7 +19,7 @@ from jaxspec.decoding.tree import DraftTree, Frontier, Rows, Selection, add_node
 
 @dataclasses.dataclass(frozen=True)
 class TreeLimits:
-    """The static sizes of such a tree. A level stores only nodes that can still be among those to verify."""
+    """The static sizes of a tree of top paths. A level stores only nodes that can be among those to verify."""
 
     branching: int  # children of an expanded node
     frontier: int  # largest number of nodes expanded at once
@@ -62,11 +62,11 @@ class TopPaths(TreeBuilder):
         live = proposal.live & frontier.live[..., None] & active[:, None, None]
         log_confidence = take(tree.log_confidence, frontier.node)[..., None] + proposal.log_prob
         flat = lambda values: values.reshape(batch, expanded * offered)
-        # Slots of later levels begin after the root's `first_level` children.
         count = min(limits.per_level, expanded * offered)
         score, best = jax.lax.top_k(flat(jnp.where(live, log_confidence, -jnp.inf)), count)
         pick = lambda values: jnp.take_along_axis(flat(values), best, axis=1)
         parent = pick(jnp.broadcast_to(frontier.node[..., None], proposal.token.shape))
+        # Slots of later levels begin after the root's `first_level` children.
         first = jnp.where(frontier.level == 0, 1, 1 + limits.first_level + (frontier.level - 1) * limits.per_level)
         slots = first + jnp.arange(count, dtype=jnp.int32)
         added = score > -jnp.inf

@@ -27,10 +27,10 @@ INPUTS = ("hidden", "both", "top-probability")
 class AcceptancePredictor(nnx.Module):
     """Cali-TS's predictor of whether the target accepts the newest draft.
 
-    It gives logits of (rejected, accepted), linear in hidden states, the log of the top probability, or both: see
-    INPUTS. The probability is their softmax; the paper prints a sigmoid of two numbers. It has W_p · [W^i h_T ; h_D]
-    (Eq. 5), with W^i [D, D] for each of ten levels i and W_p [D + E, 2]. W_p and W^i are folded into one matrix [D, 2]
-    per level: at 70B kilobytes instead of 1.3 GB.
+    The softmax of its logits of (rejected, accepted) is the probability; the paper prints a sigmoid of two numbers.
+    INPUTS: the logits are linear in hidden states, in the log of the top probability, or in both. In hidden states
+    they are W_p · [W^i h_T ; h_D] (Eq. 5), with W^i [D, D] for each of ten levels i and W_p [D + E, 2]. W_p and W^i are
+    folded into one matrix [D, 2] per level: for a 70B target kilobytes instead of 1.3 GB.
     """
 
     def __init__(

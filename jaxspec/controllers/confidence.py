@@ -16,8 +16,8 @@ from jaxspec.decoding.tree import Rows
 class Confidence(Controller):
     """DSpark's static cut: stops before a draft of low estimated acceptance.
 
-    It drops the drafts after a node whose estimate is below the threshold, and all below them. The confidence head
-    reads only rows and tokens before the draft in question, so this is lossless with every rule.
+    It drops the drafts after a node if their estimate is below the threshold. The confidence head reads only rows and
+    tokens before a draft, so this is lossless with every rule.
 
     Attributes:
         threshold: least estimated probability that the draft is accepted, if all before it are. A round whose first

@@ -58,7 +58,7 @@ class ExpectedGain(LengthPlanner):
     Looking only one level ahead is not enough: see `Budgeted`. Every round, also one without drafts, discounts older
     rounds in favour of the prior. So a row that has stopped drafting tries again.
 
-    A level costs the same for one row as for all. So the expected tokens of all rows that can draft another are summed.
+    A level costs the same for one row as for all, so expected tokens are summed over all rows that can draft another.
 
     Attributes:
         cost, verify: see `CostAware`.

@@ -44,7 +44,7 @@ class LengthTS(LengthPlanner):
     which is expected tokens per cost. L is 0 if drafting does not pay. Every round, also one without drafts, discounts
     all earlier rounds, so a row that has stopped drafting returns to the prior and tries again.
 
-    A level costs the same for one row as for all. So all rows draft the length that is best for the unfinished ones.
+    A level costs the same for one row as for all, so all rows draft the length that is best for the unfinished ones.
 
     Attributes:
         prior_alpha, prior_beta: the prior of the first position.

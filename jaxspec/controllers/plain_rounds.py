@@ -15,11 +15,11 @@ from jaxspec.decoding.round_records import RoundCounts
 from jaxspec.decoding.strategy import CostAware
 from jaxspec.decoding.tree import Rows
 
+# Chosen by simulation (`benchmarks/where_drafting_pays.py`), except TRIAL_COST.
 PATIENCE = 4.0  # loss, in plain rounds, at which one row stops drafting
 EXPONENT = -0.6  # B rows stop at PATIENCE B^EXPONENT, because the mean of many rows varies less
 TRIAL = 0.003  # share of the time of plain rounds that rounds on trial may lose
 LARGEST_LOSS = 0.2  # largest loss of a trial, which at most LARGEST_LOSS / TRIAL plain rounds make up
-"""By simulation (`benchmarks/where_drafting_pays.py`)."""
 TRIAL_COST = 1.25  # largest cost of a round on trial with several levels, in rounds of one level
 
 
@@ -54,7 +54,7 @@ class PlainRounds(Controller):
     inner: Controller
     costs: CostAware  # the part of the method that has the costs
     trial_levels: int = 0
-    """Most levels of a round on trial; 0: to be found from the costs, those of the first context, once measured."""
+    """Most levels of a round on trial; 0: found from the costs at the first context, once they are measured."""
 
     def __post_init__(self) -> None:
         if not self.trial_levels and not self.costs.needs_costs:
@@ -62,7 +62,7 @@ class PlainRounds(Controller):
 
     @property
     def stops(self) -> bool:
-        """The inner controller's."""
+        """As the inner controller."""
         return self.inner.stops
 
     @property
@@ -109,8 +109,8 @@ class PlainRounds(Controller):
 
 
 def cheap_levels(part: CostAware) -> int:
-    """The levels of a chain in the smallest size of verification; more if a round of more costs little more than one of
-    one level, as with heads that draft all levels in one pass."""
+    """The levels of a chain in the smallest size of verification; more if longer rounds cost at most TRIAL_COST
+    rounds of one level, as with heads that draft all levels in one pass."""
     level, table = part.known_costs
     least = next((nodes - 1 for nodes, _ in table if nodes > 1), 1)
     costs = [
