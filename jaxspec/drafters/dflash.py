@@ -10,8 +10,8 @@ without its input norm. The root has no feature yet, so it is part of the block 
 
 `DflashOptions` has what differs between published kinds: the row at a position drafts that position's token (DFlash) or
 the next one (DSpark, arXiv:2607.05147: `sample_from_anchor` in its configs); the block is bidirectional or
-causal (JetSpec, arXiv:2606.18394); a Markov term corrects the marginals for the token before, and a confidence head
-estimates whether the next draft is accepted (both DSpark).
+causal (JetSpec, arXiv:2606.18394); in DSpark, a Markov term makes the logits depend on the token before, and a
+confidence head estimates whether the next draft is accepted.
 """
 
 import dataclasses
@@ -167,8 +167,7 @@ class DflashHead(nnx.Module):
     def __call__(
         self, target: Llama, tokens: Int[Array, "B W"], angles: Angles, attends: Sequence[Attend]
     ) -> Float[Array, "B W D"]:
-        """The LM head's input at each row of the blocks. `attends` has each layer's attention to the block and the
-        context."""
+        """The LM head's input at each row of the blocks. `attends`: each layer's attention to block and context."""
         x, _, _ = run_layers(self.layers, target.embed(tokens, self.embedding), angles, attends)
         return constrain(self.norm(x), *STREAM)
 
@@ -209,10 +208,7 @@ class DflashState:
 
 
 def official_taps(num_layers: int, count: int) -> tuple[int, ...]:
-    """Default taps of a head with `count` layers, as in DFlash's own code: spread from layer 2 to layer n - 2.
-
-    If the target has few layers, some coincide.
-    """
+    """The `count` default taps of DFlash's code, from layer 2 to n - 2. In a target of few layers some coincide."""
     outputs = [round(1 + i * (num_layers - 4) / (count - 1)) for i in range(count)] if count > 1 else [num_layers // 2]
     return tuple(min(max(layer + 1, 0), num_layers - 1) for layer in outputs)
 
@@ -297,7 +293,7 @@ class Dflash(Drafter):
         mask_token: int | None = None,
         **options: Any,
     ) -> HeadShape:
-        """`LlamaConfig.bare_layers` with norms of queries and keys.
+        """Layers of `LlamaConfig.bare_layers`, with norms of queries and keys.
 
         Args:
             layers: decoder layers of the head.
@@ -354,7 +350,7 @@ class Dflash(Drafter):
 
     def observe(self, models: Models, state: DflashState, committed: Committed) -> DflashState:
         new = models.draft.context(committed.taps, committed.position)
-        # As in `kv.append`: computed from the verdict, so the write waits for the cache's reads.
+        # For `kv.append`: computed from the verdict, so the write waits for the cache's reads.
         after = committed.taps[0][:, 0].argmax(-1)
         windows, cache = models.draft.windows, list(state.cache)
         for ring in (False, True):

@@ -45,7 +45,7 @@ class DraftModel(Drafter):
     has_head: ClassVar[bool] = True
 
     def head_for(self, target: LlamaConfig, layers: int = 1) -> HeadShape:
-        """The vanilla draft model (VDM) that EDD's paper compares with: one layer of the target's shape."""
+        """The vanilla draft model (VDM) that EDD's paper compares with: by default one layer of the target's shape."""
         return HeadShape(dataclasses.replace(target, num_layers=layers), {"quantize": None})
 
     def build_head(self, shape: HeadShape, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32) -> Llama:

@@ -29,15 +29,12 @@ def to_mask(ids: Iterable[int], vocab_size: int) -> str | None:
     tokens = np.array(list(ids), np.int64)
     if not tokens.size:
         raise ValueError("a draft vocabulary needs at least one token")
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-        worst = tokens.min() if tokens.min() < 0 else tokens.max()
-        raise ValueError(f"a draft vocabulary has token {worst}, and the target's ids go from 0 to {vocab_size - 1}")
-    inside = np.zeros(vocab_size, bool)
-    inside[tokens] = True
-    if inside.sum() < tokens.size:
-        twice = np.flatnonzero(np.bincount(tokens) > 1)[0]
-        raise ValueError(f"a draft vocabulary has token {twice} more than once")
-    return None if inside.all() else np.packbits(inside).tobytes().hex()
+    if wrong := [token for token in (tokens.min(), tokens.max()) if not 0 <= token < vocab_size]:
+        raise ValueError(f"a draft vocabulary has token {wrong[0]}, and the target's ids go from 0 to {vocab_size - 1}")
+    counts = np.bincount(tokens, minlength=vocab_size)
+    if (repeated := counts > 1).any():
+        raise ValueError(f"a draft vocabulary has token {repeated.argmax()} more than once")
+    return None if counts.all() else np.packbits(counts > 0).tobytes().hex()
 
 
 @functools.lru_cache(maxsize=16)

@@ -25,9 +25,8 @@ INPUTS = ("shifted", "unshifted", "feature", "token")
 class EagleHead(nnx.Module):
     """An EAGLE head: `fc` (2D → D) and a decoder layer without input norm.
 
-    `inputs` selects the input of `fc`, for the paper's ablation (its Figures 3 and 9). `shifted`: a feature and the
-    next token, as in EAGLE; `unshifted`: a feature and its own token; `feature`, or `token` (the next one): one of them
-    alone, without `fc`.
+    `inputs` selects the input, for the paper's ablation (its Figures 3 and 9). `shifted`: a feature and the next token,
+    as in EAGLE; `unshifted`: a feature and its own token; `feature` or `token` (the next one): it alone, without `fc`.
 
     `embedding` is the head's own embedding; None: the target's, as for most published heads. `lm_head` has the draft
     vocabulary's columns of the target's LM head; None: the target's LM head is used.

@@ -64,10 +64,9 @@ class Eagle3Options:
 
 
 class Eagle3Head(nnx.Module):
-    """An EAGLE-3 head.
+    """An EAGLE-3 head. Attention reads [embedding ; feature], of width 2D.
 
-    `layer.attention_norm` normalises the token's embedding, and `feature_norm` the feature. Attention reads both, so
-    its input has width 2D.
+    `layer.attention_norm` normalises the token's embedding, and `feature_norm` the feature.
     """
 
     def __init__(self, config: LlamaConfig, options: Eagle3Options, *, rngs: nnx.Rngs, dtype: jnp.dtype = FLOAT32):
@@ -109,10 +108,7 @@ class Eagle3Head(nnx.Module):
         angles: Angles,
         attend: Attend,
     ) -> tuple[Float[Array, "B W D"], Any]:
-        """The next feature after each pair of (feature, token after it), and what `attend` keeps of the layer.
-
-        Attention reads [embedding ; feature], both normalised.
-        """
+        """The next feature after each pair of (feature, token after it), and what `attend` keeps of the layer."""
         token = target.embed(tokens, self.embedding).astype(features.dtype)
         normed, token_norm = self.feature_norm(features), self.layer.attention_norm
         assert token_norm is not None, "the layer has a norm for the token's embedding"
@@ -168,7 +164,7 @@ class Eagle3(PairDrafter):
         Args:
             ids: ids of the draft vocabulary; None: the first 32,000.
             taps: layers of the target whose inputs it reads, from 0; None: the official three.
-            width: its own width, a multiple of the width of a head of attention; None: the target's.
+            width: width of its layer (see `narrowed`); None: the target's.
             window: positions that a pair sees, its own included; 0: all.
             tap_norm: see `Eagle3Options`.
         """

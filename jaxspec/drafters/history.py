@@ -28,8 +28,8 @@ LONGEST = 16
 """Most tokens of a match that are compared. Of equally long matches the latest is taken."""
 
 AGAINST_THE_HEAD = 0.25
-"""Prior chance of a match if the head prefers another token, relative to its prior chance in general. It is a guess in
-favour of the head, which comparisons in the text soon replace."""
+"""Prior chance of a match if the head prefers another token, relative to its prior chance in general. It is a guess,
+which comparisons in the text soon outweigh."""
 LEAST = -1e30
 """Below every logit but -inf."""
 
@@ -73,7 +73,7 @@ class WithHistory(Drafter):
 
     @property
     def reuses_drafting(self) -> bool:
-        """The head's."""
+        """As the head."""
         return self.head.reuses_drafting
 
     def taps(self, models: Models) -> tuple[int, ...]:

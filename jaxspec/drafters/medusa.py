@@ -34,8 +34,7 @@ class MedusaHead(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B D"]) -> tuple[Float[Array, "*B V"], Float[Array, "*B D"]]:
         """Logits (float32) and the hidden states that gave them: x + SiLU(W x + b)."""
-
-        # Replicated, because the partitioner would otherwise shard it.
+        # Replicated, because the partitioner would otherwise shard the product.
         whole = lambda x: constrain(x, "batch", *[None] * (x.ndim - 1))
         hidden = whole((x + jax.nn.silu(whole(self.residual(x)))).astype(x.dtype))
         return self.lm_head(hidden), hidden

@@ -38,10 +38,9 @@ def propose_top_k(drafts: Drafts, width: int, count: int) -> Proposal:
         token, log_prob = jnp.take_along_axis(drafts.token, rank, axis=-1), top
     live = log_prob > -jnp.inf  # also false for NaN, from a row with only -inf
     token, log_prob, live = (for_each(x, width) for x in (token, log_prob, live))
-    if drafts.log_accept is None:
-        return Proposal(token=token, log_prob=log_prob, live=live)
-    log_prob = with_estimate(log_prob, for_each(drafts.log_accept, width)[..., None])
-    return Proposal(token=token, log_prob=log_prob, live=live, estimated=True)
+    if drafts.log_accept is not None:
+        log_prob = with_estimate(log_prob, for_each(drafts.log_accept, width)[..., None])
+    return Proposal(token=token, log_prob=log_prob, live=live, estimated=drafts.log_accept is not None)
 
 
 def with_estimate(log_prob: Float[Array, "B W C"], log_accept: Float[Array, "B W 1"]) -> Float[Array, "B W C"]:

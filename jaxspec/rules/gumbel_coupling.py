@@ -21,8 +21,8 @@ class GumbelCoupling(Rule):
 
     The child that equals it is accepted. All nodes of a depth share g, which depends only on the text's key and the
     position. So the text depends only on p and g. It is plain decoding's text for the same seed, whatever is drafted,
-    pruned or decoded in the same batch. Children are the top k of log q + g. Their confidences are its softmax: the
-    probability that a child is the target's token if log p differed from log q by further Gumbel noise.
+    pruned or decoded in the same batch. Children are the top k of log q + g, and their confidences the softmax of these
+    scores: the probability that a child is the target's token if log p differed from log q by further Gumbel noise.
     """
 
     keeps_probs: ClassVar[bool] = False
