@@ -23,7 +23,7 @@ from jaxspec.rules import Greedy, GumbelCoupling, RejectionSampling
 S = TypeVar("S", bound=Strategy)
 ROLES = ("drafter", "builder", "controller")
 HEAD, HISTORY = "head", "history"
-LONGEST = 12  # tokens of a chain without a length, where a controller decides when to stop (Draft & Verify's K)
+LONGEST = 12  # tokens of a chain without a given length, if the controller stops drafting (Draft & Verify's K)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,9 +56,8 @@ class Method:
         """The method with every setting, in the form that `parse_method` reads."""
         if self.drafter.name == "plain":
             return self.drafter.name
-        head = "" if self.head in (None, self.drafter.name) else f"@{self.head}"
         history = f",{HISTORY}={self.history}" if self.history else ""
-        drafter = f"{self.drafter.name}{head}{show_settings(self.drafter)}{history}"
+        drafter = typed(self.drafter.name, self.head) + show_settings(self.drafter) + history
         return "+".join([drafter, *(part.name + show_settings(part) for part in (self.builder, self.controller))])
 
     @property
@@ -181,7 +180,7 @@ def parse_method(text: str) -> Method:
             "has none; take beta-ts, or cali-ts,prediction=sampled"
         )
     kind, *settings = parts.get("builder") or drafter.default_builder.split(",")
-    # Without a length: what is drafted anyway, or the controller decides, or the default.
+    # Without a length: all levels of a block; otherwise many if the controller stops drafting, else the default.
     if kind == Chain.name and not settings:
         builder: TreeBuilder = Chain(drafter.levels_at_once or (LONGEST if controller.stops else Chain.length))
     else:
