@@ -64,14 +64,10 @@ class ChatFormat:
         Raises ValueError if the template ignores the system prompt, or the conversation has one, too. The template
         itself may raise any error.
         """
-
-        def write(messages: list[dict[str, Any]]) -> str:
-            settings = {"add_generation_prompt": add_generation_prompt, **options}
-            return tokenizer.apply_chat_template(messages, **settings, **self.arguments)
-
-        text = write(self.messages(messages))
-        other = dataclasses.replace(self, system=f"{self.system} x")
-        if self.system is not None and write(other.messages(messages)) == text:
+        settings = {"add_generation_prompt": add_generation_prompt, **options}
+        write = lambda form: tokenizer.apply_chat_template(form.messages(messages), **settings, **self.arguments)
+        text = write(self)
+        if self.system is not None and write(dataclasses.replace(self, system=f"{self.system} x")) == text:
             raise ValueError("it ignores system messages; leave out the system prompt")
         return text
 

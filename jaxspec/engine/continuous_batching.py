@@ -1,5 +1,4 @@
-"""Continuous batching, which all decoding uses: prompts are prefilled during decoding, and take the rows of finished
-texts."""
+"""Continuous batching: prompts are prefilled during decoding, and take the rows of finished texts."""
 
 import contextlib
 import dataclasses
@@ -21,7 +20,7 @@ from jaxspec.engine.stop_strings import StopStrings
 from jaxspec.host.processes import fetch
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # hashable by identity
 class Group:
     """Prompts that are prefilled together: at most one for each part of the batch on the mesh's axis `data`.
 
@@ -95,7 +94,7 @@ class PrefillQueue:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Reads the next chunk, if a part of the batch has no prompt ready, before or during what the caller does."""
+        """A context before or during which the next chunk is read, if a part of the batch has no prompt ready."""
         if not self.chunks_left:
             yield
         elif self._thread is None:
@@ -142,14 +141,13 @@ class PrefillQueue:
             part = row // (session.done.size // self.parts)
             if row not in session.texts and part in self.ready and part not in part_of.values():
                 part_of[row] = part
-        for group in {id(group): group for group in self.ready.values()}.values():
-            of_group = {row: part for row, part in part_of.items() if self.ready.get(part) is group}
+        for group in dict.fromkeys(self.ready[part] for part in part_of.values()):
+            of_group = {row: part for row, part in part_of.items() if self.ready[part] is group}
             now = (session.round, group.seconds, session.decode_seconds)
             texts = {row: Text(*group.requests[part], *now) for row, part in of_group.items()}
-            if of_group:
-                session.insert(group.state, texts, of_group)
-            for part in of_group.values():
-                del self.ready[part]
+            session.insert(group.state, texts, of_group)
+        for part in part_of.values():
+            del self.ready[part]
         return bool(part_of)
 
     def _begin(self, requests: dict[int, tuple[int, Request]]) -> Group:

@@ -62,7 +62,7 @@ def default_at(path: Path, heads: Sequence[str], *, dtype: str, device: str, bat
     if "fastest" in choice:
         return Default(parse_method(choice["fastest"]), "the fastest by `jaxspec calibrate --all`")
     usable, unusable = heads_of(path, heads)
-    # One that cannot be read counts as the drafter of its folder's name, so that loading it raises the reason.
+    # A head that cannot be read counts as one of the drafter of its name, so that loading it raises the reason.
     names = [*usable.values(), *(head for head in unusable if head in DRAFTERS)]
     left_out = [f"the head {head} is left out: {why}" for head, why in unusable.items() if head not in DRAFTERS]
     method = named_by_head(path, default_method(names))

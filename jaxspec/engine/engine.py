@@ -67,10 +67,10 @@ class Engine:
         costs: CostTable | None = None,
     ):
         compilation.keep_compilations()
-        typed = _parsed(method)  # fails before anything is loaded
+        given = _parsed(method)  # fails before anything is loaded
         self.model = _loaded(model, dtype=dtype, mesh=mesh, quantize=quantize)
-        named = typed or default_of(self.model).method
-        if typed is not None and named.needs_costs and costs is None:
+        named = given or default_of(self.model).method
+        if given is not None and named.needs_costs and costs is None:
             raise ValueError(
                 f"{named} needs the costs of drafting and verification on this device: use "
                 "Engine.calibrated(...), which measures it, give costs=, or write the costs into the method"
@@ -113,18 +113,17 @@ class Engine:
                 be decoded too, but with the decisions for this one.
         """
         compilation.keep_compilations()
-        typed, batch_size = _parsed(method), integer("batch_size", batch_size, 1)
+        chosen, batch_size = _parsed(method), integer("batch_size", batch_size, 1)
         model = _loaded(model, **loading)
-        if typed is None:
+        if chosen is None:
             default = default_of(model, batch_size)
-            typed = default.method
             say(f"method: {default}")
-        method = typed
+            chosen = default.method
         costs = None
-        if method.needs_costs:
-            draft = load_head(model, method) if draft is None else draft
-            costs = costs_of(model, method, draft, batch_size)
-        return cls(model, method, draft=draft, control=control, costs=costs)
+        if chosen.needs_costs:
+            draft = load_head(model, chosen) if draft is None else draft
+            costs = costs_of(model, chosen, draft, batch_size)
+        return cls(model, chosen, draft=draft, control=control, costs=costs)
 
     def generate(
         self,
@@ -233,9 +232,8 @@ class Engine:
 
         Raises ValueError if prompt and text exceed the model's context, or a number is not a whole one.
         """
-        batch_size = integer("batch_size", batch_size, 1)
-        max_prompt_tokens = integer("max_prompt_tokens", max_prompt_tokens, 1)
-        prompts = [[0] * max_prompt_tokens] * batch_size
+        prompt = [0] * integer("max_prompt_tokens", max_prompt_tokens, 1)
+        prompts = [prompt] * integer("batch_size", batch_size, 1)
         requests = requests_of(self.model, prompts, max_new_tokens=max_new_tokens, temperature=0.0 if greedy else 1.0)
         session = self.session(requests)
         session.advance(1)
@@ -270,10 +268,7 @@ class Engine:
         return Program(self.method.speculation(greedy, **options), self.models)
 
     def compilations(self, requests: Sequence[Request], later: Sequence[Request] = (), **options: bool) -> Jobs:
-        """What `Compilations` runs before these requests are decoded; `options` as in `program`.
-
-        `later` are requests that will refill rows of the first ones.
-        """
+        """What `Compilations` runs before these requests and `later` ones are decoded; `options` as in `program`."""
         return self.program([*requests, *later], **options).compilations(self.model, requests, later)
 
     def session(

@@ -34,10 +34,7 @@ class Round:
 
 
 def rounds_of(trace: Any, history: RoundCounts, tokens: list[int], begin: int) -> list[Round]:
-    """The rounds of a text, from its `Trace` [R N] on the host, and their counts.
-
-    `tokens` are those of the prompt and the text, which begins at index `begin`.
-    """
+    """The rounds of the text `tokens[begin:]`, after its prompt, from its `Trace` [R N] and counts on the host."""
     at, rounds = begin + 1, []
     for i, committed in enumerate(np.asarray(history.committed).tolist()):
         live = np.flatnonzero(trace.live[i])

@@ -48,10 +48,8 @@ def load_control(model: Checkpoint, method: Method, draft: Any) -> Any:
     path = head / controller.weights_folder
     if not (path / "config.json").exists():
         command = f"; `jaxspec-train calibrator --target {model.path} --head {head.name}` makes one"
-        raise CheckpointError(
-            f"{controller.name} needs a trained predictor, and there is none at {path}"
-            f"{command if controller.weights_folder == FOLDER else ''}"
-        )
+        advice = command if controller.weights_folder == FOLDER else ""
+        raise CheckpointError(f"{controller.name} needs a trained predictor, and there is none at {path}{advice}")
     config = read_head(path, controller.name)
     check_same_shape(path, config.model, model.config.model)
     width = draft_width(method.drafter, Models(target=model.target, draft=draft))

@@ -104,10 +104,7 @@ class Program:
     def _abstract(
         self, requests: Sequence[Request], eos: Sequence[int], cache_len: int, among: Sequence[Request]
     ) -> DecodeState:
-        """The state before prefill as `jax.ShapeDtypeStruct`s with the shardings that it will have.
-
-        With other shardings JAX would compile again for the real state.
-        """
+        """The state before prefill as `jax.ShapeDtypeStruct`s, sharded as the real one, or JAX would compile again."""
         begin = lambda models: start(self.spec, models, requests, eos, cache_len, among)
         state, mesh = jax.eval_shape(begin, self.models), current_mesh()
         if mesh is not None:

@@ -135,7 +135,7 @@ def _encode_one(index: int, prompt: Any, model: Checkpoint, chat: bool, chat_for
 
 
 def _is_message(message: Any) -> bool:
-    """Whether this is a message. Templates write others too, such as rows of a data set, without their text."""
+    """Whether this is a message. Templates also accept others, such as rows of a data set, but leave out their text."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     content = message.get("content")
@@ -143,7 +143,7 @@ def _is_message(message: Any) -> bool:
 
 
 def _text(index: int, text: Any) -> str:
-    """The text. Raises ValueError if it has a surrogate, as undecodable bytes of a command line or half an emoji do."""
+    """The text. Raises ValueError if it has a surrogate: undecodable bytes on a command line, or half of an emoji."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -206,12 +206,12 @@ def requests_of(
     known = {field.name for field in dataclasses.fields(SamplingParams)}
     for name in fields.keys() - known:
         refuse_stateful(name, fields[name])
-    listed = encode(prompts, model, chat, ChatFormat({} if chat_args is None else chat_args, system))
-    by_prompt = {name: one_each(name, value, len(listed)) for name, value in fields.items() if name in known}
+    encoded = encode(prompts, model, chat, ChatFormat({} if chat_args is None else chat_args, system))
+    by_prompt = {name: one_each(name, value, len(encoded)) for name, value in fields.items() if name in known}
     if seeds is not None:
-        by_prompt["seed"] = one_each("seeds", seeds, len(listed))
+        by_prompt["seed"] = one_each("seeds", seeds, len(encoded))
     room, requests = model.config.model.usable_length, []
-    for i, tokens in enumerate(listed):
+    for i, tokens in enumerate(encoded):
         own = dataclasses.replace(sampling, **{name: values[i] for name, values in by_prompt.items()})
         left = room - own.max_new_tokens
         if len(tokens) > left and (truncate is None or left < 1):

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxspec.checkpoint.loading import Checkpoint
 from jaxspec.decoding.batch import data_parts
-from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, chunk_for, power_of_two
+from jaxspec.decoding.prefill_buckets import SMALLEST_CACHE, chunk_for, power_of_two, whole_chunks
 from jaxspec.decoding.sampling import log_prob_of
 from jaxspec.engine.session import not_finite
 from jaxspec.host.processes import fetch
@@ -92,7 +92,7 @@ def _of_batch(
     with model.context():
         size += -size % data_parts()
         chunk = chunk_for(longest, chunks(size, model.config.model.vocab_size))
-        rows = power_of_two(-(-longest // chunk) * chunk, SMALLEST_CACHE)
+        rows = power_of_two(whole_chunks(longest, chunk), SMALLEST_CACHE)
         tokens = np.zeros((size, rows), np.int32)
         targets = np.full((size, rows, power_of_two(max(map(len, wanted)))), NO_TARGET, np.int32)
         for row, (text, continuations) in enumerate(zip(read, wanted, strict=True)):
@@ -112,7 +112,7 @@ def chunks(batch: int, vocab_size: int) -> tuple[int, ...]:
 def score(
     target: Llama, tokens: Int[Array | np.ndarray, "B S"], targets: Int[Array | np.ndarray, "B S C"], chunk: int
 ) -> tuple[Float[Array, "B C"], Bool[Array, "B C"]]:
-    """Scores C continuations of each text, and reads `chunk` tokens at a time; S is a multiple of `chunk`.
+    """Scores C continuations of each text, and reads `chunk` tokens at a time; `chunk` divides S.
 
     The LM head runs only for chunks with targets: after each token, the next token of each continuation (negative:
     none). Returns log p of each continuation, and whether all its tokens are the target's most probable ones.

@@ -43,14 +43,12 @@ class Text:
 
 
 class Session:
-    """A batch on the device. The constructor prefills the prompts, and `advance` decodes.
-
-    The cache grows with the texts.
+    """A batch on the device. The constructor prefills the prompts; `advance` decodes. The cache grows with the texts.
 
     Attributes:
         state: the state after the last call; its arrays are donated to the next call.
         texts: by row, the texts that are being decoded, or whose results were not returned yet.
-        requests: all requests of the call; those that have no row yet are the last ones.
+        requests: all requests of the call; the first have rows, the others wait for one.
         length, done: [B], the state's arrays on the host.
         round: number of rounds so far.
         prefill_seconds, decode_seconds: times so far.
@@ -116,15 +114,12 @@ class Session:
             compilation.ready.add(self._key)
 
     def announce(self) -> None:
-        """As `Compilations.announce`."""
+        """See `Compilations.announce`."""
         if self._compiling is not None:
             self._compiling.announce()
 
     def advance(self, rounds: int = UNLIMITED, more: int | None = None) -> None:
-        """Decodes up to `rounds` rounds. It stops earlier if the cache must grow, or `more` more rows are finished.
-
-        If `more` is None it continues until all rows are finished.
-        """
+        """Decodes `rounds` rounds; fewer if the cache must grow, or `more` further rows (None: all) are finished."""
         self.finish_compiling()
         enough = self.done.size if more is None else min(int(self.done.sum()) + more, self.done.size)
         with self.model.context():

@@ -10,7 +10,7 @@ UTF8_BYTES = 4  # of the longest character
 class StopStrings:
     """Strings that end a text at their first occurrence. Its truth value is false without any string.
 
-    A special token is no part of a text, but its name as a stop string ends the text too, where it is generated.
+    A special token is not part of a text, but a stop string that is its name ends the text where it is generated.
 
     Raises:
         ValueError: a string is empty or not text, or there is no tokenizer.
@@ -58,7 +58,7 @@ class StopStrings:
         return count, text[: self._find(text)], True
 
     def _is_in(self, tokens: list[int], before: list[int]) -> bool:
-        """Whether a stop string is in the text, or was before the last tokens began a character that is unfinished.
+        """Whether a stop string is in the text of these tokens, without an unfinished character at its end.
 
         Byte tokens in a row are decoded as one, so an unfinished character makes those before it unreadable too.
         """
