@@ -66,9 +66,7 @@ class OwnKeys:
 def attend(
     query: Float[Array, "B K G W H"], segments: Sequence[Keys | OwnKeys]
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"]]:
-    """Attention of W queries of each head over the visible keys of all segments; float32.
-
-    It also returns the log-sum-exp of each query's scores.
+    """Attention of W queries of each head over the visible keys of all segments, and the scores' log-sum-exp; float32.
 
     All scores are held at once. That is fastest on a CPU with short caches. GPUs use this form too; whether another is
     faster there is neither measured nor estimated.
@@ -89,10 +87,7 @@ def attend(
 def attend_in_blocks(
     query: Float[Array, "B K G Q H"], segments: Callable[[int, int], Sequence[Keys | OwnKeys]]
 ) -> Float[Array, "B K G Q H"]:
-    """`attend` for one block of queries after the other, so that few scores are held at once.
-
-    `segments(start, end)` are those that the queries `start` to `end` - 1 see.
-    """
+    """`attend` by blocks of queries, so that few scores are held at once; `segments(start, end)` are a block's."""
     blocks = []
     for start in range(0, query.shape[3], QUERIES):
         end = min(start + QUERIES, query.shape[3])
@@ -222,7 +217,7 @@ def _verified(segment: Int[Array, "B S"], root: Int[Array, "B W"], tokens: KV) -
 
 @chex.dataclass(frozen=True)
 class Visible:
-    """What the W nodes of one forward pass see. It is the same for every layer, but for those with a sliding window.
+    """What the W nodes of one forward pass see: the same in every layer, except in those with a sliding window.
 
     Attributes:
         cached: [B], the number of committed tokens; they are the first rows of the cache.

@@ -75,8 +75,7 @@ def attend_on_one_chip(
     residuals: bool = False,
     interpret: bool = False,
 ) -> tuple[Float[Array, "B K G W H"], Float[Array, "B K G W 1"] | None]:
-    """The kernel on one chip's part of the arrays: the attention, and with `residuals` the log-sum-exp of each query's
-    scores, float32."""
+    """The kernel on one chip's part of the arrays: attention, and with `residuals` the scores' log-sum-exp, float32."""
     from jax.experimental import pallas as pl  # this import takes half a second, and only TPUs need it
     from jax.experimental.pallas import tpu as pltpu
 

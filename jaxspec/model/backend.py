@@ -60,7 +60,7 @@ _mesh: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 def use_mesh(mesh: Mesh | None) -> Iterator[None]:
     """A context in which the mesh is current; None: that of an outer `use_mesh`, and not one that `jax.set_mesh` set.
 
-    It is kept here besides, because JAX 0.7.2 can set the mesh but has no function that returns it.
+    The mesh is also stored in this module, because JAX 0.7.2 can set the mesh but has no function that returns it.
     """
     if mesh is None:
         foreign = current_mesh() is None and not jax.sharding.get_abstract_mesh().empty
@@ -85,7 +85,7 @@ _no_device: ContextVar[bool] = ContextVar("no_device", default=False)
 
 @contextlib.contextmanager
 def no_device() -> Iterator[None]:
-    """While programs are traced to count their operations and bytes, on no particular platform (`planning`)."""
+    """A context for tracing programs to count their operations and bytes, on no particular platform (`planning`)."""
     token = _no_device.set(True)
     try:
         yield
@@ -128,18 +128,15 @@ def prefill_chunks() -> tuple[int, ...]:
 
 
 def layers_together() -> int:
-    """Most layers in one program of prefill (`decoding/prefill.py`).
-
-    Several on accelerators, where the weights of a layer are read while the layer before it is computed.
-    """
+    """Most layers in one program of prefill. Accelerators read a layer's weights while computing the one before."""
     return 1 if platform() == "cpu" else 8
 
 
 def uses_eigen(dtype: Any) -> bool:
     """Whether the loop's products of several rows are computed by Eigen, not by YNNPACK as jaxlib 0.10 does by default.
 
-    So in float32 on CPUs with AVX2 and without AVX-512, where Eigen is faster for 8 nodes and more. In half precision
-    Eigen is slower, and YNNPACK has kernels for AVX-512.
+    In float32 on CPUs with AVX2 and without AVX-512, Eigen is faster for 8 nodes and more. In half precision it is
+    slower, and YNNPACK has kernels for AVX-512.
     """
     on_one_cpu = platform() == "cpu" and current_mesh() is None and not _no_device.get()
     return on_one_cpu and dtype == jnp.float32 and _has_avx2_only()

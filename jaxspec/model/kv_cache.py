@@ -88,7 +88,6 @@ def append(
     """
     if after is not None:
         start = start + jnp.minimum(after, 0)
-
     by_rows = backend.loops_over_updates()
     write = partial(_append_with, _write_by_rows if by_rows else _write_together)
     if by_rows or split_rows.parts() > 1:
@@ -139,8 +138,7 @@ def _write_by_rows(old: Array, new: Array, start: Int[Array, " B"], axis: int) -
 
 
 def enlarge(cache: tuple[KV, ...], cache_len: int) -> tuple[KV, ...]:
-    """The same cache with `cache_len` positions. Deletes each old layer before the next is copied, except while
-    tracing."""
+    """The same cache with `cache_len` positions. Deletes each old layer before it copies the next, unless traced."""
     larger = []
     for layer in cache:
         larger.append(_enlarged(layer, cache_len))

@@ -51,9 +51,8 @@ class RMSNorm(nnx.Module):
 class Linear(nnx.Module):
     """x @ kernel + bias, float32; kernel [in, out], quantised or not, bias [out] or None.
 
-    The kernel is converted to the dtype of x.
-
-    Stacked layers, as in a mixture of experts, have one more axis in front of every array (`llama.MixtureOfExperts`).
+    The kernel is converted to the dtype of x. Stacked layers, as in `llama.MixtureOfExperts`, have one more axis in
+    front of every array.
     """
 
     kernel: Any  # an nnx.Param, or a QuantizedKernel
@@ -99,7 +98,7 @@ def multiply_padded(
 
 
 def fusion_barrier(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
-    """The product x itself, behind an optimisation barrier where XLA would fuse it with the operations that use it."""
+    """The product x, behind an optimisation barrier if XLA would otherwise fuse it with the operations that use it."""
     return jax.lax.optimization_barrier(x) if backend.fuses_products() else x
 
 
@@ -107,8 +106,8 @@ def fusion_barrier(x: Float[Array, "*B I"]) -> Float[Array, "*B I"]:
 def product(x: Float[Array, "*B I"], kernel: Float[Array, "I O"], summed: Any = jnp.float32) -> Float[Array, "*B O"]:
     """x @ kernel, float32, with a custom gradient: on CPUs JAX's own is slower for the kernel's gradient.
 
-    The gradient's products have the dtype of their results, x and kernel. `summed` is the dtype in which devices send
-    each other parts of the sums, if the axis I is sharded.
+    The gradients have the dtypes of x and kernel. `summed` is the dtype in which devices send each other parts of the
+    sums, if the axis I is sharded.
     """
     return jnp.matmul(x, kernel, preferred_element_type=summed).astype(jnp.float32)
 

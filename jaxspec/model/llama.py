@@ -73,10 +73,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202).
-
-    With `experts` it holds that many MLPs, whose kernels are stacked: [experts, in, out].
-    """
+    """down(silu(gate(x)) * up(x)) (arXiv:2002.05202). With `experts`: as many MLPs, with kernels [experts, in, out]."""
 
     def __init__(self, rngs: nnx.Rngs, config: LlamaConfig, dtype: jnp.dtype, experts: int | None = None):
         lead, name = ((), ()) if experts is None else ((experts,), ("expert",))
@@ -115,10 +112,7 @@ class MixtureOfExperts(nnx.Module):
     def route(
         self, tokens: Float[Array, "tokens D"]
     ) -> tuple[Float[Array, "tokens selected"], Int[Array, "tokens selected"]]:
-        """Weights (float32) and indices of the experts selected for each token.
-
-        The weights are the router's softmax over all experts, renormalised over the selected ones.
-        """
+        """Weights (the router's softmax, renormalised; float32) and indices of the experts selected for each token."""
         probs = jax.nn.softmax(self.router(tokens), axis=-1)
         share, chosen = jax.lax.top_k(probs, self.per_token)
         return share / share.sum(axis=-1, keepdims=True), chosen
@@ -204,10 +198,7 @@ class Layer(nnx.Module):
 def decoder_layer(
     layer: Layer, x: Float[Array, "B W D"], angles: Angles, attend: Attend
 ) -> tuple[Float[Array, "B W D"], Any]:
-    """`Layer.__call__` with a `jit` of its own, so that layers of the same shape are traced once.
-
-    The compiled program is the same.
-    """
+    """`Layer.__call__`, jitted so that layers of the same shape are traced once. The compiled program is the same."""
     x, kept = layer.attention_block(x, angles, attend)
     return layer.mlp_block(x), kept
 

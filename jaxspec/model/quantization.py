@@ -70,12 +70,10 @@ def to_integers(
     kernel: Float[Array, "*experts I O"], kind: str
 ) -> tuple[Int[Array, "*experts I O"], Float[Array, "*experts groups O"]]:
     """Values and scales of a kernel. A scale is the largest absolute value in its group over the largest integer."""
-    options: dict[str, Any] = {
-        "channelwise_axes": tuple(axis for axis in range(kernel.ndim) if axis != kernel.ndim - 2)
-    }
-    if kind == "int4":
-        options["tiled_axes"] = {kernel.ndim - 2: group_size(kind, kernel.shape[-2])}
-    array = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), **options)
+    inputs = kernel.ndim - 2
+    channels = tuple(axis for axis in range(kernel.ndim) if axis != inputs)
+    tiles = {inputs: group_size(kind, kernel.shape[inputs])} if kind == "int4" else {}
+    array = qwix().quantize(kernel.astype(jnp.float32), jnp.dtype(kind), channelwise_axes=channels, tiled_axes=tiles)
     return array.qvalue, array.scale
 
 

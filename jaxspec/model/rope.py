@@ -14,9 +14,8 @@ def rope_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
         return frequency / np.float32(rope.factor)
     if rope.scaling == "llama3":
         wavelength = 2 * np.pi / frequency
-        blend = (rope.original_length / wavelength - rope.low_freq_factor) / (
-            rope.high_freq_factor - rope.low_freq_factor
-        )
+        low, high = rope.low_freq_factor, rope.high_freq_factor
+        blend = (rope.original_length / wavelength - low) / (high - low)
         blend = np.clip(blend, 0.0, 1.0).astype(np.float32)
         return ((1 - blend) / rope.factor + blend).astype(np.float32) * frequency
     return frequency

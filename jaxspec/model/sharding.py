@@ -209,9 +209,8 @@ def on_each_device(function: Callable[..., T], *inputs: tuple[Any, Axes], out: t
 def place(module: M, mesh: AnyMesh, rules: Rules = DECODING, dtype: Any = None) -> M:
     """The module with a `jax.ShapeDtypeStruct` for each parameter, sharded by the rules for its `axes`.
 
-    Parameters without `axes`, such as those of Flax's own layers, are replicated.
-
-    The mesh is one of `split_mesh`. `dtype` is the new dtype of floating-point parameters; None: they keep theirs.
+    Parameters without `axes`, such as those of Flax's own layers, are replicated. The mesh is one of `split_mesh`.
+    `dtype` is the new dtype of floating-point parameters; None: they keep theirs.
     """
 
     def one(variable: nnx.Variable) -> nnx.Variable:
