@@ -132,7 +132,7 @@ def _fits(model: Checkpoint, batch: int, tokens: int) -> bool:
 
 
 def _filled(first: CostTable, few: CostTable) -> CostTable:
-    """A table of few sizes and one width, with all of the first table's: what a longer text adds is interpolated."""
+    """The table `few` with all sizes and widths of the first one; the time that a longer text adds is interpolated."""
     before = dict(first.verify)
     added = interpolated({size: max(taken - before[size], 0.0) for size, taken in few.verify}, before)
     more = max(few.level[0][1] - first.level[0][1], 0.0)
@@ -149,7 +149,7 @@ def _measure_at(
     sizes: Sequence[int],
     widths: Sequence[int],
 ) -> CostTable:
-    """The table for these tree sizes and widths, in the middle of decoding `tokens` tokens after as many."""
+    """The table for these sizes and widths, in the middle of decoding `tokens` tokens after a prompt of as many."""
     requests = [Request([0] * tokens, SamplingParams(max_new_tokens=tokens))] * batch
     total = max([2, *(size for size in tree_sizes() if size <= NODES)])
     timed = dataclasses.replace(method, controller=ToLevel(plain=True), history=0)
@@ -191,8 +191,7 @@ def speeds_key(path: Path, heads: Sequence[str], *, batch_size: int, dtype: str,
 
 
 def weights_sha256(folder: Path) -> str:
-    """SHA-256 of a folder's config.json, stored checksums of parameters, and measured settings of a head (CALIBRATION),
-    and of those of an acceptance predictor."""
+    """SHA-256 of the configs, checksums and measured settings of a folder and of the acceptance predictor in it."""
     files = [place / name for place in (folder, folder / FOLDER) for name in ("config.json", CHECKSUMS, CALIBRATION)]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()
 
@@ -242,9 +241,8 @@ def _read(make: Callable[[Mapping[str, Any]], T], key: CostKey) -> T:
 
 def table_of(values: Mapping[str, Any]) -> CostTable:
     """The table of costs in JSON. Raises ValueError, TypeError or KeyError if it is damaged."""
-
     pairs = lambda name: tuple((int(nodes), float(seconds)) for nodes, seconds in values[name])
-    idle = values.get("idle")  # absent, as the others, in tables of earlier versions
+    idle = values.get("idle")  # as `context` and `longer`, absent in tables of earlier versions
     return CostTable(
         plain=float(values["plain"]),
         verify=pairs("verify"),

@@ -34,7 +34,7 @@ from jaxspec.model.llama import Llama, Output, forward
 
 _jitted = partial(Jitted, dtype_of=lambda spec, models, *_: models.target.dtype, options={})  # as `loop.decode`
 Levels = Int[Array, " B"]
-Job = Callable[[int], Any]  # runs so many iterations; its result may still be under way
+Job = Callable[[int], Any]  # runs this many iterations; its result may not be computed yet
 
 
 def target_job(target: Llama, batch: int, size: int, rows: int) -> Job:
@@ -91,8 +91,8 @@ def _first_row(out: Output) -> tuple[kv.KV, ...]:
 def resume(
     spec: Speculation, size: int, models: Models, state: DecodeState, iterations: Int[Array, ""]
 ) -> Int[Array, "B N"]:
-    """`iterations` verifications that reuse drafting's layers, each of the tokens that the one before predicted. The
-    last node is always a leaf."""
+    """`iterations` verifications that reuse the layers of drafting, each of the tokens that the one before predicted.
+    The last node is always a leaf."""
     fixed, builder = dataclasses.replace(spec, controller=Fixed()), spec.builder
     grown, drafted = loop.draft(fixed, models, state, state.keys)
     selection = builder.prune(grown) or compaction(grown)
@@ -117,7 +117,7 @@ class ToLevel(Controller):
     """Drafts down to the level in its state, so that one program can run rounds of any depth."""
 
     name: ClassVar[str] = "to-level"
-    plain: bool = False  # rounds of no level are plain ones
+    plain: bool = False  # as `Controller.goes_plain`
 
     @property
     def goes_plain(self) -> bool:
@@ -138,7 +138,7 @@ class ToLevel(Controller):
 @final
 @dataclasses.dataclass(frozen=True)
 class FullDepth(TopPaths):
-    """A tree of top paths that never ends early, in place of a builder that may end early."""
+    """A tree of top paths to full depth, in place of a builder that may end early."""
 
     name: ClassVar[str] = "full-depth"
     within: TreeLimits

@@ -36,19 +36,19 @@ def seconds_per_iteration(jobs: Sequence[Job]) -> list[float]:
     for job in jobs:
         jax.block_until_ready(job(0))  # compiles
     empty = [min(_seconds(job, 0) for _ in range(3)) for job in jobs]
-    timed = [(job, none, _length(job, none)) for job, none in zip(jobs, empty, strict=True)]
-    rounds = [[max(_seconds(job, length) - none, TINY) / length for job, none, length in timed] for _ in range(REPEATS)]
+    timed = [(job, base, _length(job, base)) for job, base in zip(jobs, empty, strict=True)]
+    rounds = [[max(_seconds(job, length) - base, TINY) / length for job, base, length in timed] for _ in range(REPEATS)]
     return list(map(statistics.median, zip(*rounds, strict=True)))
 
 
-def _length(job: Job, none: float) -> int:
-    """Number of iterations that take about LEAST_SECONDS, without the overhead `none` of a call.
+def _length(job: Job, base: float) -> int:
+    """Number of iterations that take about LEAST_SECONDS, without the overhead `base` of a call.
 
     The faster of two calls counts, because the first call of a program can be very slow.
     """
     length = 1
     while length < MOST_ITERATIONS:
-        seconds = min(_seconds(job, length) for _ in range(2)) - none
+        seconds = min(_seconds(job, length) for _ in range(2)) - base
         if seconds >= LEAST_SECONDS / 2:
             break
         length = math.ceil(length * min(max(LEAST_SECONDS / max(seconds, TINY), 2), 32))

@@ -47,8 +47,8 @@ def parse_cases(text: str) -> list[Case]:
     if match is None:
         raise ValueError(f"--only {text}: a case is METHOD/KIND/NUMBER, KIND one of {', '.join(KINDS)}")
     method, kind, numbers = match.groups()
-    if kind not in kinds(parse_method(method)):
-        raise ValueError(f"--only {text}: {method} has the kinds {', '.join(kinds(parse_method(method)))}")
+    if kind not in (possible := kinds(parse_method(method))):
+        raise ValueError(f"--only {text}: {method} has the kinds {', '.join(possible)}")
     ends = [[int(end) for end in part.split("-")] for part in numbers.split(",")]
     if turned := [each for each in ends if each[0] > each[-1]]:
         first, last = turned[0]
@@ -156,7 +156,7 @@ class Checker:
         return Result(case, tokens, tuple(divergences), reread)
 
     def _reread(self, workload: Workload, texts: Sequence[Sequence[int]]) -> tuple[int, int]:
-        """Tokens up to the first difference, and texts that differ, where a forward has a small tree's tokens."""
+        """Tokens up to the first difference, and texts that differ, if forwards read as many tokens as a small tree."""
         tokens = differ = 0
         with self.model.context():
             for at in range(0, len(texts), LARGEST_BATCH):

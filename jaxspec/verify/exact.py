@@ -85,7 +85,7 @@ def places(
     Args:
         params: sampling parameters of each text, with temperatures above 0.
         noise: rounding noise of the target's logits.
-        draw: draws the share of a token's own probability that is part of its place.
+        draw: generator of the share of a token's own probability that is part of its place.
 
     Returns:
         The number of places in each tenth of [0, 1], and (text, position) of tokens that the target cannot generate.
@@ -107,10 +107,7 @@ def places(
 
 
 def place(probability: np.ndarray, token: int, share: float) -> float:
-    """The probability of all tokens before this one, plus a `share` (0 to 1) of its own.
-
-    Tokens are ordered by falling probability, then by id.
-    """
+    """The probability of all tokens before this one (by falling probability, then id), plus a `share` of its own."""
     own = probability[token]
     before = probability[probability > own].sum() + own * np.count_nonzero(probability[:token] == own)
     return float(before + share * own)

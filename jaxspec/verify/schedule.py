@@ -73,8 +73,7 @@ def combinations(target: Path, seed: int) -> tuple[tuple[str, ...], tuple[str, .
 def sound(target: Path) -> list[tuple[str, str, str]]:
     """(drafter, builder, controller), with settings, of all methods that the checkpoint can run.
 
-    History is combined with one head only, the first in the order of preference, which is the one that users run. It
-    works the same with each, and twice as many drafters would take twice the time.
+    History works the same with every head, so it is combined only with the first in the order of preference.
     """
     by_head, _ = heads_of(target)
     drafters, best = ["ngram", *by_head.values()], default_method(by_head.values())
@@ -88,10 +87,7 @@ def sound(target: Path) -> list[tuple[str, str, str]]:
 
 
 def _runs(target: Path, row: tuple[str, str, str], estimating: bool) -> bool:
-    """Whether these parts can be combined, and the checkpoint has their weights.
-
-    `estimating`: the head estimates whether drafts are accepted, which some controllers need.
-    """
+    """Whether these parts fit together and the target has what they need; `estimating`: `head_weights.estimates`."""
     try:
         method = parse_method("+".join(row))
     except ValueError:
@@ -134,8 +130,7 @@ def in_order(
         placed = [one for one in reached if DISTRIBUTION in has[one] and one not in failed]
         cases = {one: [case for case in done if (case.method, case.kind) == (one, DISTRIBUTION)] for one in placed}
         tokens = {one: sum(done[case].tokens for case in cases[one]) for one in placed}
-        few = [one for one in placed if tokens[one] < needed]
-        if few:
+        if few := [one for one in placed if tokens[one] < needed]:
             next_one = min(few, key=lambda one: (one not in names[:first], tokens[one]))
             numbers = {case.number for case in cases[next_one]}
             yield Case(next_one, DISTRIBUTION, next(n for n in itertools.count() if n not in numbers))

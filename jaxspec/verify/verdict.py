@@ -32,7 +32,7 @@ DEVIATION = 0.01  # total variation that the tests must detect with this power
 FEWEST = 50  # fewest places for which the chi-square distribution is a good approximation
 PASS, FAIL, NOT_ENOUGH = "pass", "fail", "not enough"
 GAPS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3)  # between them the gaps of flipped near-ties are counted
-TOTALS = ("greedy_tokens", "sampled_tokens", "divergences", "unexplained_divergences")  # over all methods too
+TOTALS = ("greedy_tokens", "sampled_tokens", "divergences", "unexplained_divergences")  # also summed over all methods
 
 
 def summarise(results: Sequence[Result], noise: float, exact: bool, command: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def summarise(results: Sequence[Result], noise: float, exact: bool, command: str
         if values["sampled_by_distribution"]:
             values["found_deviation"] = found_deviation(sum(values["tenths"]), len(tests))
         values["near_tie_p_value"] = rates.get(name)
-        failures += [_failure(command, several, why) for several, why in _faults(by_method[name])]
+        failures += [_failure(command, [result], why) for result, why in _faults(by_method[name])]
         several = [result for result in by_method[name] if result.case.kind == DISTRIBUTION]
         if (DISTRIBUTION, name) in wrong:
             failures.append(_failure(command, several, f"not the target's distribution (p = {places[name]:.1e})"))
@@ -127,7 +127,7 @@ def near_ties(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _plain_flips(values: Mapping[str, Any]) -> tuple[int, int]:
-    """The same of plain decoding: between its batches, or after its texts were read again, whichever is more often.
+    """`near_ties` of plain decoding: between its batches, or with its texts read again, whichever flips more often.
 
     On some CPUs a batch of eight and one of one have the same rounding, and a forward over several tokens has another.
     """
@@ -135,12 +135,12 @@ def _plain_flips(values: Mapping[str, Any]) -> tuple[int, int]:
     return max(either, key=lambda pair: pair[0] / max(pair[1], 1))
 
 
-def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
-    """The failed cases of a method without its statistical tests, and why they failed."""
+def _faults(results: Sequence[Result]) -> list[tuple[Result, str]]:
+    """The cases of a method that failed by themselves, not in a statistical test, and why."""
     failed = []
     for result in results:
         if result.error is not None:
-            failed.append(([result], result.error))
+            failed.append((result, result.error))
         elif result.faults:
             unexplained = next((each for each in result.divergences if not each["explained"]), None)
             if unexplained is not None:
@@ -148,7 +148,7 @@ def _faults(results: Sequence[Result]) -> list[tuple[list[Result], str]]:
                 what = "differs from plain decoding's text"
             else:
                 (prompt, position), what = result.impossible[0], "has a token that the target cannot generate"
-            failed.append(([result], f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
+            failed.append((result, f"{what} at token {position} of text {prompt}, and rounding does not explain it"))
     return failed
 
 
@@ -247,11 +247,11 @@ def more_often(ours: int, our_tokens: int, theirs: int, their_tokens: int) -> fl
     return float(stats.binom.sf(ours - 1, ours + theirs, our_tokens / (our_tokens + their_tokens)))
 
 
-def rejected(p_values: Mapping[Any, float], alpha: float = ALPHA) -> set[Any]:
-    """The hypotheses that Holm's method rejects. The probability that any of them is true is at most `alpha`."""
+def rejected(p_values: Mapping[Any, float]) -> set[Any]:
+    """The hypotheses that Holm's method rejects. It rejects a true one with a probability of at most `ALPHA`."""
     names = set()
     for at, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        if p_values[name] > alpha / (len(p_values) - at):
+        if p_values[name] > ALPHA / (len(p_values) - at):
             break
         names.add(name)
     return names
