@@ -54,7 +54,7 @@ def cut(source: Path, out: Path, target: Path, ids: Iterable[int]) -> heads.Head
     mask = to_mask(wanted, rows)
     if mask is None:
         raise ValueError("the draft vocabulary is the target's whole vocabulary, so there is nothing to cut")
-    model = dataclasses.replace(shape.model, vocab_size=rows)  # of a draft model it may be padded otherwise
+    model = dataclasses.replace(shape.model, vocab_size=rows)  # a draft model's vocabulary may be padded otherwise
     smaller = HeadShape(model, {**shape.settings, "draft_vocabulary": mask})
     try:
         abstract = nnx.eval_shape(lambda: drafter.build_head(smaller, nnx.Rngs(0)))
@@ -103,9 +103,7 @@ def read_ids(path: Path) -> list[int]:
         raise CheckpointError(f"{path} holds no list of token ids: {error}") from error
     is_id = lambda value: type(value) is int and abs(value) < 2**31
     if not isinstance(values, list) or not values or not all(map(is_id, values)):
-        raise CheckpointError(
-            f"{path} holds no list of token ids: it must be of whole numbers of at most 32 bits, at least one"
-        )
+        raise CheckpointError(f"{path} holds no list of token ids; give one or more whole numbers of at most 32 bits")
     return values
 
 

@@ -33,9 +33,8 @@ def plan(source: Path) -> PublishedHead:
         raise CheckpointError(f"{config.file} has num_hidden_layers {model.num_layers}; an EAGLE head has one layer")
     head_parts.name_theta(model, config.file)
     # Old configs do not mention the biases of the layer, so the tensors decide.
-    model = dataclasses.replace(
-        model, qkv_bias=model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in tensors
-    )
+    qkv_bias = model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in tensors
+    model = dataclasses.replace(model, qkv_bias=qkv_bias)
     for key, held in {"bias": biased, "eagle_fc_bias": biased, "truncated_vocab_size": model.vocab_size}.items():
         if (given := {**raw, **config.raw}.get(key)) not in (None, held):
             raise CheckpointError(f"{config.file} sets {key!r} to {given!r}, and the files have {held!r}")

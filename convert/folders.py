@@ -47,7 +47,7 @@ _KINDS = (
 
 
 def locate(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Path:
-    """A local folder, or that of a hub model's configs, tokenizer and the first of `weights` there, without code."""
+    """A local folder, or one with the configs, the tokenizer and the first of `weights` of a hub model; never code."""
     check_revision(source, revision)
     if not is_hub_id(source):
         return to_path(source)
@@ -70,7 +70,7 @@ def _names_on_hub(source: str, revision: str | None) -> list[str] | None:
 
     try:
         return [file.rfilename for file in HfApi().model_info(source, revision=revision).siblings or ()]
-    except Exception:  # the download has the same problem, and its errors are sentences
+    except Exception:  # the download then fails too, with a clear error
         return None
 
 
@@ -109,7 +109,7 @@ def _files(weights: str) -> list[str]:
 
 @contextlib.contextmanager
 def at_hand(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Iterator[Path]:
-    """`locate`, and for a folder or file in a bucket a copy on this disk, which is removed at the end."""
+    """Yields the folder of `locate`; for a source in a bucket a copy on this disk, which is removed at the end."""
     if not in_bucket(there := to_path(source)):
         yield locate(source, revision, weights)
         return
@@ -122,7 +122,7 @@ def at_hand(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHT
 
 @contextlib.contextmanager
 def named(place: Path, source: str) -> Iterator[None]:
-    """In remarks and errors, a copy on this disk has the name of its source."""
+    """Remarks and errors in the block show `source`, not the name `place` of its copy on this disk."""
     with called(place, source):
         try:
             yield
@@ -168,13 +168,13 @@ def check_revision(source: str, revision: str | None) -> None:
 
 
 def weights_file(path: Path) -> Path | None:
-    """The file of weights in a Hugging Face folder, which may be there as shards only; None: there are no weights."""
+    """The file of weights in a Hugging Face folder, which may exist as shards only; None without weights."""
     whole = (path / name for name in MODEL_FILES)
     return next((file for file in whole if file.exists() or file.with_name(f"{file.name}{INDEX}").exists()), None)
 
 
 def check_present(file: Path) -> None:
-    """Raises CheckpointError for a file that stands for content which has not been downloaded."""
+    """Raises CheckpointError for a file that is not downloaded: a git-LFS pointer, or an unfinished download."""
     with contextlib.suppress(OSError), file.open("rb") as stream:
         if stream.read(len(_POINTER)) == _POINTER:
             raise CheckpointError(f"{file} is a pointer of git-LFS and not the file; run `git lfs pull` in its folder")
@@ -245,7 +245,7 @@ def instead(path: Path, missing: str) -> str:
 
 
 def _in_its_place(names: Iterable[str]) -> str:
-    """The first file that stands for a model in a form that is not read, with what it is; empty if there is none."""
+    """The first file of a form that is not read, with what it is and what to do (`_KINDS`); empty if there is none."""
     for patterns, what in _KINDS:
         if found := sorted(name for name in names if _first(patterns.split(), [name])):
             return f"{found[0]}: {what}"

@@ -61,7 +61,7 @@ _BLOCK = 2**22  # values that are dequantised at once, because the package's tem
 
 
 class Gguf(NamedTuple):
-    """The header of a file, or of all shards of a model. Tensors have the names of the file and shapes of numpy."""
+    """The header of a file, or of all shards of a model. Tensors have the file's names and NumPy's order of axes."""
 
     metadata: Mapping[str, Any]
     tensors: Source
@@ -149,7 +149,7 @@ def open_model(path: Path) -> tuple[str, LlamaConfig, dict[str, Any], Source]:
 
 def _renamed(tensor: Tensor, rotated: Mapping[str, int]) -> tuple[str, Tensor]:
     """A tensor with Hugging Face's name and rotary layout; `rotated` gives the heads of those in Meta's layout."""
-    # An unknown one keeps its name, which `match` refuses.
+    # `match` refuses an unknown tensor, which keeps its name.
     if (layer := _OF_LAYER.fullmatch(tensor.name)) is None or layer[2] not in _NAMES:
         return _NAMES.get(tensor.name, tensor.name), tensor
     if heads := rotated.get(layer[2]):

@@ -41,8 +41,7 @@ _KINDS = (
     ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
 )
 SPLITS = {name: patterns for names, patterns in _KINDS for name in names.split()}
-# Of these a piece that is a token as a whole is not merged from its bytes, and texts begin with a BOS where the file
-# does not set it.
+# With these patterns a piece that is a token as a whole is not merged from its bytes, and BOS is added by default.
 _LIKE_LLAMA3 = ((_LLAMA3,), (_TEKKEN,))
 
 _KEY = "tokenizer.ggml."
@@ -51,8 +50,8 @@ _READ = re.compile(
 )
 _NEUTRAL = {"add_sep_token": False, "remove_extra_whitespaces": False}
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-# They end an answer, and files name one or two of them. llama.cpp takes them for control tokens in every file.
-# Those of whole files count too: padding, and the names of a repository and a file.
+# Tokens that end an answer, of which a file names one or two; for llama.cpp they are control tokens in every file. The
+# marks of padding, of a repository and of a file count too.
 _ENDS = {
     *("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>", "<|end|>", "<|return|>"),
     *("<|call|>", "<end_of_turn>", "<end_of_utterance>", "</s>", "<eos>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]"),

@@ -21,7 +21,7 @@ SECTIONS = ("dflash_config", "dspark_config", "eagle_config")
 
 
 class Row(NamedTuple):
-    """Evidence of a kind: one match in any column is enough. Each pattern has to match the whole text."""
+    """Evidence of a kind: one match in any column is enough. Each pattern must match the whole text."""
 
     kind: str  # one that jaxspec reads, or what to call another
     types: str = ""  # of speculators' model type, or SpecForge's `projector_type`
@@ -64,7 +64,7 @@ _TABLE = (  # the first match counts
     Row("dflash", "dflash", "DFlashDraftModel|Qwen3DFlashDraftModel|DFlashSpeculator", "dflash_config"),
     Row("eagle", "", "LlamaForCausalLMEagle|EagleLlamaForCausalLM|EAGLEModel"),
 )
-_OF_OTHERS = "|".join(row.keys for row in _TABLE if row.keys)  # settings that are without effect if they are off
+_OF_OTHERS = "|".join(row.keys for row in _TABLE if row.keys)  # settings without effect if they are off
 _WHAT = {
     "eagle": "a head of EAGLE-1 or EAGLE-2",
     "eagle3": "an EAGLE-3 head",
@@ -108,9 +108,7 @@ def _matches(pattern: str, texts: Iterable[Any]) -> bool:
 
 
 def _by_tensors(tensors: Source) -> str:
-    def last(end):
-        return next((t for name, t in tensors.items() if f".{name}".endswith(f".{end}")), None)
-
+    last = lambda end: next((t for name, t in tensors.items() if f".{name}".endswith(f".{end}")), None)
     fc = last("fc.weight")
     if fc is not None and any(map(_DFLASH.fullmatch, tensors)):
         return "dflash"
@@ -203,7 +201,7 @@ _KEYS = {
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), {"medusa_num_layers": 1}),
 }
-# Settings that may differ between two places: each has its own meaning there, or the files decide.
+# Settings that may differ between two places: they have another meaning in each, or the files decide.
 _OF_EACH = _words("architectures model_type tie_word_embeddings") | {LISTED}
 
 

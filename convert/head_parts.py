@@ -149,7 +149,7 @@ class OwnHead:
 
 
 Unsupported = Mapping[str, Sequence[tuple[bool, str]]]
-"""By format: what a head may have that the format, or the code that reads it, does not support, and whether it has."""
+"""By format: what the format, or the code that reads it, does not support, each with whether the head has it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ def shape_of(
 
 
 def name_theta(model: LlamaConfig, file: Path) -> None:
-    """Warns of a base of the rope that EAGLE's own code does not read, see `as_eagles`."""
+    """Warns of a rope_theta that EAGLE's own code ignores; see `as_eagles`."""
     if model.rope.scaling in ("linear", "dynamic") and model.rope.theta != 10_000:
         say(
             f"warning: rope_theta {model.rope.theta:g} of {file} is read, as SGLang and vLLM do; if EAGLE's own code "
@@ -213,13 +213,11 @@ def with_windows(layers: dict[str, Any], windows: Sequence[int]) -> dict[str, An
     size = max(windows, default=0)
     types = ["sliding_attention" if window else "full_attention" for window in windows]
     full = ["full_attention"] * layers["num_hidden_layers"]
-    return {
-        **layers, "use_sliding_window": size > 0, "sliding_window": size or None, "layer_types": types or full,
-    }  # fmt: skip
+    return layers | {"use_sliding_window": size > 0, "sliding_window": size or None, "layer_types": types or full}
 
 
 FULL = {"layer_types": None, "sliding_window": None, "use_sliding_window": None}
-"""Settings of layers without windows, for `hf_config`, which reads the others."""
+"""Overrides for `shape_of` where heads may have windows: `windows_of` reads these settings, `hf_config` must not."""
 
 
 def open_head(source: Path, known: Collection[str]) -> dict[str, Tensor]:
@@ -243,7 +241,7 @@ def listed_layers(values: Mapping[str, Any], key: str, file: Path, ascending: bo
 
 
 def disorder(taps: Sequence[int]) -> tuple[bool, str]:
-    """Of `Unsupported`: whether these layers are in an order that `listed_layers` refuses where it has to ascend."""
+    """An entry of `Unsupported`: whether these layers are not in ascending order, as `listed_layers` can require."""
     return list(taps) != sorted(set(taps)), f"reads the layers {', '.join(map(str, taps))} in this order"
 
 

@@ -125,7 +125,7 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
         raise CheckpointError(f"{source} is a checkpoint, which --format hf writes; --format {form} takes a head")
     config = heads.read_config(source)
     if config.drafter not in _FORMATS[form]:
-        config = heads.read_head(source, _FORMATS[form][0])  # it raises
+        config = heads.read_head(source, _FORMATS[form][0])  # raises: it is for another drafter
     drafter, goal = DRAFTERS[config.drafter](), None
     if form != "medusa":  # its files hold nothing about the target
         if target is None:
@@ -152,7 +152,7 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
 
 
 def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
-    """The layers that a head reads. Raises CheckpointError if the target cannot be the one of its training."""
+    """The layers that a head reads. Raises CheckpointError if it was trained for another target."""
     if (given := head.config.raw.get("num_target_layers")) not in (None, target_layers):
         raise CheckpointError(
             f"the head at {source} is for a target of {given} layers, and this one has {target_layers}"
@@ -167,7 +167,7 @@ def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
 
 
 def _unlike(tensor: Tensor, target: Path, name: str | None, stored: str) -> str:
-    """Why a head keeps a tensor although its target has one; empty if the target's serves."""
+    """Why a head keeps its own tensor; empty if the target's is used instead."""
     if name is None:
         return f"which cannot be compared with the quantised one of {target}"
     if tensor.dtype != stored:  # export could not restore its dtype

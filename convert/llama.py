@@ -63,7 +63,6 @@ def convert(
 
 
 def say_written(out: Path, config: CheckpointConfig) -> None:
-    """The remark at the end of a conversion."""
     kinds = ", ".join(filter(None, (config.dtype, config.quantize)))
     say(f"wrote {out}: {config.family}, {memory.parameter_count(config.model):,} parameters, {kinds}")
 

@@ -3,7 +3,6 @@
 The number of heads is counted, because published configs have 2 where the files hold 5.
 """
 
-import itertools
 import re
 from pathlib import Path
 
@@ -31,7 +30,7 @@ def plan(source: Path) -> PublishedHead:
     numbers = {int(name.split(".")[0]) for name in tensors if name.split(".")[0].isdecimal()}
     count = 1 + max(numbers, default=-1)
     if count > len(numbers):  # before so many heads are built
-        first = next(number for number in itertools.count() if number not in numbers)
+        first = next(number for number in range(count) if number not in numbers)
         raise CheckpointError(f"tensor {first}.0.linear.bias is missing in {source}, which holds head {count - 1}")
     named = config.raw.get("medusa_num_heads", count)
     if not isinstance(named, int) or count < max(named, 1):
@@ -61,8 +60,7 @@ def files(head: OwnHead, form: str) -> Files:
 
 
 def _published(ours: str) -> str:
-    """Published name of a jaxspec parameter: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` →
-    `2.1.weight`."""
+    """Published name: `heads.2.residual.kernel` → `2.0.linear.weight`, `heads.2.head.kernel` → `2.1.weight`."""
     _, number, part, kind = ours.split(".")
     return f"{number}.1.weight" if part == "head" else f"{number}.0.linear.{kind.replace('kernel', 'weight')}"
 

@@ -43,8 +43,7 @@ def open_model(path: Path) -> tuple[str, LlamaConfig, dict[str, Any], Source]:
     if not files or (single in files and torch_files):
         found = f"{files[0].name} and {single.name}" if files else f"no consolidated.*.pth and no {single.name}"
         raise CheckpointError(f"{path} has params.json and {found}; it must have one of them, whole")
-    opened = [open_file_or_shards(file) for file in files]
-    shards = [unprefixed(tensors, path, ["tok_embeddings.weight"]) for tensors in opened]
+    shards = [unprefixed(open_file_or_shards(file), path, ["tok_embeddings.weight"]) for file in files]
     for file, shard in zip(files, shards, strict=True):
         if wrong := sorted(shard.keys() ^ shards[0].keys()):
             raise CheckpointError(f"tensor {wrong[0]} is not in both {files[0].name} and {file.name} of {path}")
@@ -112,8 +111,8 @@ def _config(params: Mapping[str, Any], source: Source) -> LlamaConfig:
         norm_eps=_positive(params, "norm_eps"),
         max_length=_max_length(params),
         rope=_rope(params),
-        tie_embeddings=output is None
-        or same(embedding, output),  # tied ones are there twice, as in LLaMA 3.2 1B and 3B
+        # LLaMA 3.2 1B and 3B store their tied embedding twice.
+        tie_embeddings=output is None or same(embedding, output),
     )
 
 
@@ -175,7 +174,7 @@ def _join(name: str, row: Row, parts: list[Tensor], dim: int, heads: Mapping[str
 
 
 def halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorders the rows of wq or wk (or their biases) in each head, so that halves are rotated and not Meta's pairs."""
+    """Reorders the rows of wq or wk, or their biases, in each head: from Meta's rotated pairs to rotated halves."""
     return weight.reshape(heads, len(weight) // heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import ml_dtypes  # it also teaches numpy the name bfloat16
+import ml_dtypes  # its import also registers bfloat16 with NumPy
 import numpy as np
 
 from jaxspec.checkpoint.config_json import DTYPES, CheckpointError
@@ -85,7 +85,7 @@ def shards_in(index: Path, is_there: Callable[[str], bool]) -> list[str]:
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether tensors of one name are the same, by their values if they are in several files."""
+    """Whether two tensors are equal, by their values; tables of rotary angles always are, because they are ignored."""
     if one is other or IGNORED.fullmatch(one.name):
         return True
     alike = (one.shape, one.dtype) == (other.shape, other.dtype) and one.dtype in DTYPES
@@ -158,7 +158,7 @@ def _state_dict(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _torch_dtype(tensor: Any) -> str:
-    """The dtype of a PyTorch tensor, with what keeps its values from being read."""
+    """The dtype of a PyTorch tensor; in parentheses why its values cannot be read, if they cannot."""
     import torch
 
     dtype = str(tensor.dtype).removeprefix("torch.")

@@ -21,8 +21,8 @@ from jaxspec.host.terminal import say
 def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
     """Copies the tokenizer of a model, or of a folder `named` instead, and writes its tokenizer.json if it has none.
 
-    That of a GGUF file goes before other files. Returns its class (`checkpoint.tokenizer.class_of`); None, with a
-    warning, if there is none that can be read.
+    A GGUF file's tokenizer takes precedence over other files. Returns the tokenizer's class
+    (`checkpoint.tokenizer.class_of`); None, with a warning, if none can be read.
     """
     try:
         if named is None and (file := gguf.find(source)) is not None:
