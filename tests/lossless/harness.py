@@ -37,6 +37,7 @@ from jaxspec.model.config import LlamaConfig
 from jaxspec.model.llama import Llama
 from jaxspec.train.methods import early_exit, edd, medusa
 from jaxspec.train.methods import kept_blocks as training
+from jaxspec.train.run import heads
 
 CHUNK = 8
 NEW = 40  # tokens of the usual text
@@ -140,7 +141,8 @@ def early_exit_head(target: Llama) -> EarlyExitHead:
     """An exit after the first of two layers, as initialised for training, with noise; else it would always agree."""
     config = dataclasses.replace(target.config, num_layers=1)
     head = EarlyExitHead(config, rngs=nnx.Rngs(3), first=1)
-    return jax.tree.map(lambda x, y: x + 0.25 * y, early_exit.initial(target, head), head)
+    initial = heads.started(head, target, early_exit.sources_of(head, target.config))
+    return jax.tree.map(lambda x, y: x + 0.25 * y, initial, head)
 
 
 def edd_head(target: Llama) -> EddHead:

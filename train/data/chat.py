@@ -84,8 +84,8 @@ def _turn(
         lead = text[len(text[:at].rstrip()) : at]
     elif marked:
         prompt, lead = text[:start], text[start:at]
-    # An answer that a target generated may begin with the lead, such as a space, already. White space after an
-    # end-of-turn token is the template's, and is never generated.
+    # A generated answer may already begin with the lead, such as a space. White space after an end-of-turn token is the
+    # template's, and is never generated.
     return prompt, lead + _without_tags(opening, answer).removeprefix(lead), end.rstrip() or end
 
 

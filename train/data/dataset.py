@@ -68,8 +68,8 @@ def _sha256(sources: Sources) -> str:
 def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: Recipe, vocab_size: int) -> None:
     """Packs as much text as the steps need into `place`/train, and a fixed amount into `place`/held-out.
 
-    If there are two sources, each has at least one window, and one that is too small for its share is repeated, and
-    stderr reports how often. Nothing is held out if no held-out record is usable, which stderr reports, too.
+    Of two sources each has at least one window, and one that is too small for its share is repeated; stderr reports how
+    often. Nothing is held out if no held-out record is usable; stderr reports that too.
 
     Raises ValueError if there is no usable text, a token is outside the vocabulary of `vocab_size`, or a chat format is
     given and there are no conversations.

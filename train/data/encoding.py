@@ -26,10 +26,10 @@ def encode(
 ) -> list[Encoded]:
     """Encodes documents and conversations, in order, until there are `enough` tokens (None: all).
 
-    A document starts as the tokenizer starts a text, usually with BOS. It ends with EOS if it is complete. All of its
+    A document starts as the tokenizer starts a text, usually with BOS, and ends with EOS if it is complete. All of its
     tokens count. A special token's name in it is ordinary text. A conversation is formatted by the chat template, and
-    the assistant's turns count, with their end-of-turn tokens. If the template rewrites earlier turns, it becomes
-    several texts, which stderr reports (see `chat.render`).
+    the assistant's turns count, with their end-of-turn tokens. If the template rewrites earlier turns, a conversation
+    becomes several texts (see `chat.render`), which stderr reports.
 
     Raises ValueError if there are conversations, and the tokenizer does not support them, or the chat template does not
     read an argument, or can format none of them, or with `strict` not all; otherwise stderr names those left out.
@@ -47,7 +47,7 @@ def encode(
 def warn_of_special_names(tokenizer: Any, records: Texts) -> None:
     """Prints a warning if texts begin or end with a special token's name, as those that a chat template wrote do."""
     names = tuple(tokenizer.special_ids)
-    # Only the ends are read: they suffice, also in much text, and source code may hold such a name in its middle.
+    # Only the ends are read, which is fast, and source code may hold such a name in its middle.
     ends = [(each.text[:_NAME].lstrip(), each.text[-_NAME:].rstrip()) for each in records if isinstance(each, Document)]
     if marked := [(begin, end) for begin, end in ends if begin.startswith(names) or end.endswith(names)]:
         begin, end = marked[0]

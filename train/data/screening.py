@@ -45,7 +45,7 @@ def of_questions(files: Iterable[str | Path]) -> set[Gram]:
 
 @dataclasses.dataclass
 class Screen:
-    """Leaves out texts, and counts 4-grams of the target's own words in the texts that are kept."""
+    """Leaves out texts, and counts 4-grams of generated words in the texts that are kept."""
 
     excluded: set[Gram]  # of `of_questions`
     most_loops: float = 1.0  # largest share of kept texts that loop
@@ -84,7 +84,7 @@ class Screen:
 
 
 def _words(line: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The words that the target wrote after its prompt, and those of each message, or of the whole text."""
+    """The generated words, and the words of each message, or of the whole text."""
     if "messages" in line:
         whole = [words_of(message["content"]) for message in line["messages"]]
         return whole[-1], whole

@@ -1,8 +1,7 @@
 """User turns that a target generates, as in Magpie (arXiv:2406.08464).
 
-After the header of the user's message in the chat template, a chat model continues with a user's message. A system
-message names a topic, another one for each turn in a row, because a small model repeats itself without one. The
-answer's prompt has no such message.
+After the chat template's header of a user message, a chat model continues with a user's message. A system message names
+a topic, another one for each turn, because a small model repeats itself without one. The prompts of answers have none.
 """
 
 import contextlib

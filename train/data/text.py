@@ -105,7 +105,7 @@ def standard_library() -> list[Document]:
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file's name, in small letters; of `a.jsonl.gz` it is that of the unpacked file."""
+    """The suffix of a file's name in lower case, without `.gz`: `.jsonl` for `a.jsonl.gz`."""
     return Path(name.lower().removesuffix(GZIP)).suffix
 
 
@@ -125,7 +125,7 @@ def _text(path: Path) -> str | None:
 
 
 def is_held_out(name: str) -> bool:
-    """Whether a name is held out from training. A hash of it decides, so it is the same in all runs and machines."""
+    """Whether a name is held out from training, by a hash of it, which is the same in all runs and on all machines."""
     return zlib.crc32(name.encode()) % HELD_OUT == 0
 
 

@@ -1,7 +1,7 @@
 """`jaxspec-train calibrator`: fits Cali-TS's predictor of acceptance (EESD, arXiv:2406.03853, Eq. 5).
 
-The labels come from greedy decoding with chains of fixed length. Each round gives the comparisons that verification
-really made, up to the first rejected draft. A controller records the hidden states, those that Cali-TS receives.
+The labels come from greedy decoding with chains of fixed length: a round labels its drafts up to the first rejected
+one. A controller records the hidden states that Cali-TS receives.
 """
 
 import dataclasses
@@ -81,22 +81,22 @@ def train(settings: Calibrator) -> AcceptancePredictor:
 class Recording:
     """The inputs of the predictor in the last round, and that round's result."""
 
-    target_hidden: Float[Array, "B D"]  # the target's feature at the last verified position
-    draft_hidden: Float[Array, "B levels E"]  # the hidden state from which each level's token was drafted
-    log_top: Float[Array, "B levels"]  # log of the largest probability in that token's distribution
+    target_hidden: Float[Array, "B D"]  # these three as in `Labels`
+    draft_hidden: Float[Array, "B levels E"]
+    log_top: Float[Array, "B levels"]
     committed: Int[Array, " B"]  # tokens of the round with the bonus token; 0: the row had ended
 
 
 @final
 @dataclasses.dataclass(frozen=True)
 class Recorder(Controller):
-    """Drafts chains of `levels` to their end and records each round. The hidden states have these widths."""
+    """Drafts chains of `levels` to their end and records each round."""
 
     name: ClassVar[str] = "recorder"
     stops: ClassVar[bool] = False
     levels: int
-    target_hidden: int
-    draft_hidden: int
+    target_hidden: int  # width
+    draft_hidden: int  # width
     dtype: str  # of the hidden states
 
     def init(self, batch: int) -> Recording:

@@ -36,7 +36,7 @@ class Blocks:
     """The blocks of each window."""
 
     anchor: Int[Array, "*chunks B anchors"]  # index in the window of each block's root
-    real: Bool[Array, "*chunks B anchors"]  # whether the block is used; there may be fewer anchors than blocks
+    real: Bool[Array, "*chunks B anchors"]  # whether the block is used; a window may have too few possible anchors
 
 
 def train(settings: options.Dflash) -> DflashHead:

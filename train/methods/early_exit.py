@@ -58,20 +58,15 @@ def load_bottom(path: Path, config: CheckpointConfig, first: int, dtype: jnp.dty
 
 
 def load_initial(path: Path, head: EarlyExitHead, model: LlamaConfig) -> EarlyExitHead:
-    """The head, initialised with a checkpoint's last layers, final norm and LM head. Nothing else is read."""
-    sources = _sources(head, model)
+    """The head with the weights of `sources_of` from a checkpoint, of which nothing else is read."""
+    sources = sources_of(head, model)
     wanted = {*sources.values()} | ({"embedding"} if model.tie_embeddings else set())
     parts = [name for name in parameters.read_shapes(path / "params") if whole_name(name) in wanted]
     return dict_to_module(head, heads.copies(parameters.read_arrays(path / "params", parts), sources))
 
 
-def initial(target: Llama, head: EarlyExitHead) -> EarlyExitHead:
-    """`load_initial` from a target in memory."""
-    return heads.started(head, target, _sources(head, target.config))
-
-
-def _sources(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
-    """The target's parameter that initialises each parameter of the head."""
+def sources_of(head: EarlyExitHead, model: LlamaConfig) -> dict[str, str]:
+    """The target's parameter from which each parameter of the head starts: of the last layers, norm and LM head."""
     offset = model.num_layers - len(head.layers)
     shifted = lambda match: f"layers.{int(match[1]) + offset}."
     return {name: re.sub(r"^layers\.(\d+)\.", shifted, name) for name in module_to_dict(head)}

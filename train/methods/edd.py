@@ -40,9 +40,8 @@ def train(settings: options.Edd) -> EddHead:
 def initial(target: Llama, tap: int) -> EddHead:
     """A head initialised with the target's embedding, first layer, final norm and LM head.
 
-    The paper initialises embedding and LM head this way and does not mention the layer. The target's first layer was
-    trained on embeddings. On the builtin model it led to a lower held-out loss than a random layer, the layer after the
-    tap, and the last layer.
+    The paper initialises embedding and LM head this way and does not mention the layer. On the builtin model the first
+    layer, which was trained on embeddings, led to a lower loss than a random one, the one after the tap, and the last.
     """
     drafter = Edd()
     head = nnx.eval_shape(lambda: drafter.build_head(drafter.head_for(target.config, tap=tap), nnx.Rngs(0)))

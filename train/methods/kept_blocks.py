@@ -74,10 +74,9 @@ def aggressive(trials: Sequence[Trial], attention: float, mlp: float) -> SkipMas
 def gains(trials: Sequence[Trial]) -> np.ndarray:
     """[2 L], the gain in speedup from skipping each attention block, then each MLP block, the others unchanged.
 
-    These are the slopes of a linear regression of the trials' speedups on their switches. A difference of means would
-    not do: a search mostly tries sets near its best ones, so blocks are skipped together, and each would be credited
-    with the gain of the others. A ridge term, like one trial in which a block made no difference, keeps the solution
-    unique when there are few trials.
+    They are slopes of a linear regression of the trials' speedups on their switches. Differences of means would mix the
+    gains: a search mostly tries sets near its best ones, which skip the same blocks. A ridge term, like one more
+    trial in which a block made no difference, keeps the solution unique when there are few trials.
     """
     switches = np.array([each.corner for each in trials], float)
     speedups = np.array([each.speedup for each in trials])

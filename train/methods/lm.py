@@ -119,8 +119,7 @@ def loss(model: Llama, frozen: None, batch: Windows, key: Key[Array, ""] | None,
 def kept_layers(key: Key[Array, ""], layers: int, dropout: float) -> Bool[Array, " L"]:
     """The layers to run: layer l is left out with probability `dropout` · (2^(l/(L-1)) - 1).
 
-    As in LayerSkip (arXiv:2404.16710, Eq. 2); but there is one draw per batch, which saves the skipped layers' time,
-    and not one per row.
+    As in LayerSkip (arXiv:2404.16710, Eq. 2), but with one draw per batch, not per row, so skipped layers take no time.
     """
     depth = jnp.arange(layers) / max(layers - 1, 1)
     return jax.random.uniform(key, (layers,), jnp.float32) >= dropout * (2.0**depth - 1)

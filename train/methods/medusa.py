@@ -44,9 +44,8 @@ def loss(model: MedusaHeads, target: Llama, batch: Windows, key: Key[Array, ""] 
     0's tokens; other heads have slightly fewer, because documents end.
 
     Logits of all K heads and positions would take K · [B, T, V] float32. So positions are split into K blocks, which
-    run one after another (`lax.map`) and recompute their logits for the gradient (`jax.checkpoint`). Then only the
-    logits of one block are alive at a time, as many as one head has. A loop over heads does not achieve this: XLA keeps
-    the logits of all heads alive.
+    run one after another (`lax.map`) and recompute their logits for the gradient (`jax.checkpoint`): no more logits are
+    in memory than one head has. In a loop over heads, XLA would keep the logits of all.
     """
     (features, _), count = target_features(target, batch), len(model.heads)
     goal, valid = goals(batch, count)

@@ -1,7 +1,7 @@
 """The search for the blocks to skip in drafting (Draft & Verify, arXiv:2309.08168, §3.3 and Appendix C).
 
-A trial of a set measures its time per verified token relative to plain decoding (Eq. 1). The set is traced, so one
-compiled loop serves all sets. On disk a skip set is a head without weights. Its config.json lists the skipped blocks.
+A trial of a set measures its time per verified token relative to plain decoding (Eq. 1). The set is a traced argument,
+so one compiled loop serves all sets. On disk a skip set is a head without weights, whose config.json lists the blocks.
 """
 
 import dataclasses
@@ -233,8 +233,8 @@ def objective_of(
 ) -> Objective:
     """A function that runs a trial of a set. `costs` is the result of `measure`, before the first trial.
 
-    If it is `measured`, the time is wall-clock time, one prompt after another. Otherwise it follows from the rounds of
-    decoding and the costs, so that other work on the machine does not disturb it.
+    For the kind `measured`, the time is wall-clock time, one prompt after another. Otherwise it is computed from the
+    rounds of decoding and the costs, so that other work on the machine does not disturb it.
     """
 
     def objective(skips: SkipMask) -> Trial:
@@ -284,7 +284,7 @@ def best_so_far(trials: Sequence[Trial]) -> list[tuple[int, Trial]]:
 
 
 def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
-    """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6). It needs matplotlib."""
+    """Draws all trials (the paper's Figure 4) and the map of the best set (Figure 6), if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Rectangle
@@ -317,13 +317,12 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
 def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     """The next set of `size` switches to try, by Bayesian optimisation. The first is empty, the next are random.
 
-    The switches are relaxed to [0, 1]. A Gaussian process models the results so far on this cube. Only its corners are
-    tried, because all points that round to the same corner are the same set. To save time, the length scale is refitted
-    at every tenth trial only, and the acquisition is compared at random corners: of any density, and near the best sets
-    so far.
+    A Gaussian process models the results so far on the cube [0, 1]^size, whose corners are the sets. To save time, its
+    length scale is refitted at every tenth trial only, and expected improvement is compared at random corners: of any
+    density, and near the best sets so far.
 
-    It depends on the arguments only, so that a resumed search continues as an uninterrupted one. Raises ValueError if
-    all sets were tried.
+    The result depends on the arguments only, so that a resumed search continues as an uninterrupted one. Raises
+    ValueError if all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import ml_dtypes  # noqa: F401 (teaches numpy the name bfloat16)
+import ml_dtypes  # noqa: F401 (registers bfloat16 with NumPy)
 import numpy as np
 from rich import filesize
 
@@ -68,8 +68,8 @@ def open_cache(folder: Path, target: Llama, packed: Windows, taps: Sequence[int]
     """
     shape = (*packed.tokens.shape, target.config.hidden_size)
     content = fingerprint(target, packed.tokens, packed.segment)
-    settings = {"dtype": target.dtype.name, "the hash of target and text": content, "the layers": [*taps]}
-    settings["shape"] = [*shape]
+    settings = {"dtype": target.dtype.name, "the hash of target and text": content}
+    settings |= {"the layers": [*taps], "shape": [*shape]}
     file = folder / "features.json"
     if processes.is_first() and not file.exists():
         size = int(np.prod(shape)) * target.dtype.itemsize * (1 + len(taps))

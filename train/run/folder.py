@@ -57,9 +57,8 @@ def as_typed(name: str, settings: Any, dtype: str) -> dict[str, Any]:
 def hashes(target: Path, head: str | None = None) -> dict[str, str]:
     """What a run depends on beside its settings: the weights, of a head too, and the tokenizer."""
     weights = weights_of(target, [head])
-    by_head = {f"the hash of {name}": value for name, value in weights["heads_sha256"].items()}
-    of_target = {"the hash of the target": weights["params_sha256"]}
-    return {**of_target, "the tokenizer's hash": weights["tokenizer_sha256"], **by_head}
+    found = {"the hash of the target": weights["params_sha256"], "the tokenizer's hash": weights["tokenizer_sha256"]}
+    return found | {f"the hash of {name}": value for name, value in weights["heads_sha256"].items()}
 
 
 def default_out(folder: Path, what: str) -> Path:
@@ -80,8 +79,8 @@ def run_folder(out: Path, chosen: Path | None) -> Path:
 def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     """Opens the run in a folder, new or resumed. The folder stays, unless the run ends before its first checkpoint.
 
-    Raises ValueError if the folder belongs to a run with other settings (from `as_typed`), or is not that of a run.
-    Nothing is removed from a folder that holds anything else.
+    Raises ValueError, and removes nothing, if the folder belongs to a run with other `settings` (from `as_typed`), or
+    holds anything that is not of a run.
     """
     run = Run(folder)
     if not processes.is_first():

@@ -22,8 +22,8 @@ _AHEAD = 2  # most steps that the host runs ahead of the device
 class Log:
     """Writes a line `{"step": 1, "loss": …}` per step and `{"step": 500, "evaluation": {…}}` per evaluation.
 
-    Metrics stay on the device until they are shown or flushed, so that the device never waits for the host. `done` of
-    `steps` were done before; a step has `tokens` tokens. If `file` is None another process writes.
+    Metrics stay on the device until they are shown or flushed, so that the device never waits for the host. Before,
+    `done` of `steps` were done; a step has `tokens` tokens. None as `file`: another process writes.
     """
 
     def __init__(self, file: Path | None, shown: Progress, done: int, steps: int, tokens: int):
@@ -86,7 +86,7 @@ def read(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def draw_figure(metrics: Path, out: Path) -> None:
-    """Draws loss and acceptance over the steps of a run as SVG. It needs matplotlib."""
+    """Draws loss and acceptance over the steps of a run as SVG, if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,5 +1,5 @@
-"""Packed windows: the model's forward pass over all of their tokens at once, each with its own document as context; and
-losses, summed over the tokens that count, so that a batch can be computed in parts.
+"""The forward pass over packed windows, in which a token sees its own document only; and losses, summed over the tokens
+that count, so that a batch can be computed in parts.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,7 +57,7 @@ def ahead(x: Shaped[Array, "B T *V"], by: int, otherwise: int = 0) -> Shaped[Arr
 
 
 def positions(segment: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """The position of each token in its document, whose tokens are contiguous, from its first one in the window."""
+    """The position of each token, counted from the first token of its document in the window."""
     index = jnp.arange(segment.shape[1])
     begins = jnp.concatenate([jnp.ones_like(segment[:, :1], bool), segment[:, 1:] != segment[:, :-1]], axis=1)
     return index - jax.lax.cummax(jnp.where(begins, index, 0), axis=1)

@@ -1,5 +1,4 @@
-"""The training loop of all methods: optimizer, jitted steps, checkpoints, and bit-exact resume; and measurements on
-held-out text: the loss, and the acceptance of a head's drafts."""
+"""The training loop of all methods, with bit-exact resume, and the measurements on held-out text."""
 
 import contextlib
 import dataclasses
@@ -33,11 +32,8 @@ from jaxspec.train.run.folder import Run
 from jaxspec.train.run.log import open_log
 from jaxspec.train.run.packed import Loss, Params, Summed, Sums
 
-# Of the chains that are decoded to measure acceptance on held-out text.
-PROMPTS = 16
-PROMPT_TOKENS = 128
-NEW_TOKENS = 64
-CHAIN = 5
+# `measure_chain` decodes so many prompts of at most so many tokens, with so many new ones, by chains of this length.
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS, CHAIN = 16, 128, 64, 5
 
 Measured = dict[str, Any]
 
@@ -75,7 +71,7 @@ def fit(
     """
     optimizer = make_optimizer(recipe)
     state, data = replicate(start(params, optimizer)), dataset.batches(packed, recipe.batch_size, recipe.seed)
-    # As the first step leaves it: committed to its devices. Otherwise the second step would be compiled again.
+    # Committed to its devices, as a step's result is. Otherwise the second step would be compiled again.
     state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, state))
     step, alone = make_step(loss, optimizer, recipe), jax.process_count() == 1
     with open_checkpoints(run.checkpoints) as checkpoints, deferred() as interrupts:
@@ -176,7 +172,6 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 
 def kinds_of(params: Params) -> Params:
     """`hidden` for each matrix between hidden states; `others` for vectors, and for matrices with the vocabulary."""
-
     of_vocabulary = lambda path: re.search(r"\b(embedding|lm_head\.kernel)\b", jax.tree_util.keystr(path))
     kind = lambda path, param: "hidden" if param.ndim == 2 and not of_vocabulary(path) else "others"
     return jax.tree_util.tree_map_with_path(kind, params)
@@ -188,7 +183,7 @@ def make_step(
     """A compiled training step: (state, frozen, batch) → (state, metrics). The state is donated.
 
     A batch is computed in `recipe.accumulate` parts, each with a random key of its own. Gradient and metrics are means
-    over all tokens of the batch that count, so their number does not matter, except for rounding and random draws.
+    over all tokens of the batch that count, so the number of parts changes only rounding and random draws.
     """
     parts, root, dtype = recipe.accumulate, jax.random.key(recipe.seed), training_dtype(recipe.dtype)
 
@@ -223,8 +218,7 @@ def make_step(
 def measurement(
     loss: Loss, held_out: Windows, recipe: Recipe, frozen: Any, chain: Callable[[Params], Measured] | None = None
 ) -> Callable[[Params], Measured]:
-    """A function from parameters to the held-out `loss`, the measurements of `chain`, and a `score` (higher is better):
-    the chains' `tau`, or without `chain` minus the loss."""
+    """A function from parameters to the held-out `loss`, the measurements of `chain`, and a `score`: tau, or -loss."""
     lost = mean_loss(loss, held_out, recipe.batch_size // recipe.accumulate)
 
     def measure(params: Params) -> Measured:
@@ -235,7 +229,7 @@ def measurement(
 
 
 def mean_loss(loss: Loss, packed: Windows, batch_size: int) -> Callable[[Params, Any], float]:
-    """A function (parameters, frozen) → mean loss over all windows, without noise. Rows that pad do not count."""
+    """A function (parameters, frozen) → mean loss over all windows, without noise. Padding rows do not count."""
     compiled = jax.jit(lambda params, frozen, batch: loss(params, frozen, batch, None))
 
     def measure(params: Params, frozen: Any) -> float:

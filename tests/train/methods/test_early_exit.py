@@ -23,6 +23,7 @@ from jaxspec.model.llama import Llama
 from jaxspec.model.rope import rotary
 from jaxspec.train.data.text import Windows
 from jaxspec.train.methods import early_exit
+from jaxspec.train.run import heads
 from jaxspec.train.run.packed import positions
 from tests.evaluate import tiny
 from tests.lossless.harness import begun, early_exit_head, models, requests
@@ -111,7 +112,7 @@ def test_it_begins_as_the_targets_last_layers_norm_and_head(tied: bool):
     config = dataclasses.replace(models(20, 3).target.config, tie_embeddings=tied)
     target = Llama(config, rngs=nnx.Rngs(0))
     head = EarlyExitHead(dataclasses.replace(config, num_layers=2), rngs=nnx.Rngs(1), first=1)
-    begun = early_exit.initial(target, head)
+    begun = heads.started(head, target, early_exit.sources_of(head, target.config))
     for mine, theirs in zip(begun.layers, target.layers[1:], strict=True):
         assert (mine.mlp.up.kernel[...] == theirs.mlp.up.kernel[...]).all()
     logits = target.embedding[...].T if target.lm_head is None else target.lm_head.kernel[...]
