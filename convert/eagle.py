@@ -1,7 +1,6 @@
 """Heads of EAGLE-1 and EAGLE-2 in their authors' format.
 
-A published head contains a copy of the target's embedding. If it equals the target's, jaxspec drops it, and export
-writes it again.
+A published head contains a copy of the target's embedding, which jaxspec drops if it is equal, and export restores.
 """
 
 import dataclasses

@@ -175,7 +175,6 @@ _DSPARK = _words(
     sample_from_anchor projector_type attention_mode causal causal_head is_causal"""
 )
 _EAGLE3_ON = "is_causal next_layer_regular use_aux_hidden_state use_input_layernorm_in_first_layer use_last_layernorm"
-_DFLASH_OFF = "shift_label use_swa use_confidence_head"
 _KEYS = {
     "eagle": Keys(
         _words("bias qkv_bias eagle_fc_bias model method truncated_vocab_size"),
@@ -196,7 +195,7 @@ _KEYS = {
     ),
     "dflash": Keys(
         _FUSED | _BLOCKS | _DSPARK | {"dflash_config", "dspark_config", INPUTS, "sliding_window_non_causal"},
-        {**_OF_LAYERS, **dict.fromkeys(_words(_DFLASH_OFF), False)},
+        {**_OF_LAYERS, **dict.fromkeys(_words("shift_label use_swa use_confidence_head"), False)},
         _BLOCKS | _DSPARK,
     ),
     "medusa": Keys(_words("medusa_num_heads base_model_name_or_path"), {"medusa_num_layers": 1}),

@@ -70,8 +70,7 @@ def say_written(out: Path, config: CheckpointConfig) -> None:
 def plan(source: Path, dtype: str | None = None, weights: Source | None = None) -> Conversion:
     """The checkpoint's config and the tensor of each parameter, from configs and headers alone; or a CheckpointError.
 
-    `dtype` is that of the parameters; with one, float64 is read too. `weights` are the tensors of a Hugging Face folder
-    whose files of weights are elsewhere.
+    `dtype` is that of the parameters; with one, float64 is read too. `weights` replace those of a Hugging Face folder.
     """
     try:
         if weights is None and (file := gguf.find(source)) is not None:

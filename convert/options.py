@@ -94,12 +94,11 @@ class Export:
     """Write a jaxspec checkpoint or head in another project's format, bit for bit, in the source's dtype.
 
     Formats: `hf` is a checkpoint as a Hugging Face folder, with safetensors sharded above 5 GB. `eagle` is an EAGLE
-    head with the target's embedding, in its authors' format. `medusa` is Medusa heads as their authors' training writes
-    them, medusa_lm_head.safetensors, for TensorRT-LLM and text-generation-inference. `eagle3` is an EAGLE-3 head that
-    EAGLE's own code and SGLang load. `dflash` is a DFlash or JetSpec head that DFlash's own code loads. `deepspec` is a
-    DSpark head for DeepSpec, vLLM, SGLang and llama.cpp, or a DFlash or EAGLE-3 head for DeepSpec. `speculators` is an
-    EAGLE-3, DFlash or DSpark head for speculators and vLLM. Where a format repeats the target's embedding and LM head,
-    they are written too.
+    head with the target's embedding, in its authors' format. `medusa` is Medusa heads as medusa_lm_head.safetensors,
+    for TensorRT-LLM and text-generation-inference. `eagle3` is an EAGLE-3 head that EAGLE's own code and SGLang load.
+    `dflash` is a DFlash or JetSpec head that DFlash's own code loads. `deepspec` is a DSpark head for DeepSpec, vLLM,
+    SGLang and llama.cpp, or a DFlash or EAGLE-3 head for DeepSpec. `speculators` is an EAGLE-3, DFlash or DSpark head
+    for speculators and vLLM. The target's embedding and LM head are written too where a format repeats them.
 
     For example: jaxspec-convert export tinyllama tinyllama-hf --format hf
 
