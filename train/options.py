@@ -280,8 +280,7 @@ class LayerSkip(HeadSettings):
 class Lm:
     """Train a small LLaMA from scratch, tokenizer included, on text.
 
-    OUT is a checkpoint like a converted one, and appears only when it is complete. The same seed gives the same bits,
-    also if the same command resumes a killed run.
+    OUT is a checkpoint and appears only when it is complete. The same seed gives the same bits, also in a resumed run.
 
     For example: jaxspec-train lm small --data ~/notes --steps 1000
     """

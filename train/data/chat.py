@@ -62,9 +62,8 @@ def _turn(
 ) -> tuple[str, str, str]:
     """(generation prompt, answer after it, end of the turn). Raises ValueError if the template writes no answer.
 
-    A known answer in its place shows what the template writes around it. If the template has no generation prompt,
-    this includes what it writes before the answer. A template may also mark the generated text with
-    `{% generation %}`.
+    A known answer in its place shows what the template writes around it, without a generation prompt also what precedes
+    the answer. A template may also mark generated text with `{% generation %}`.
     """
     known = [*before, {"role": ASSISTANT, "content": _PROBE}]
     prompt, start, stop = chat_format.render(tokenizer, before), None, None

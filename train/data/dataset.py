@@ -71,8 +71,7 @@ def prepare(place: Path, tokenizer: Any, sources: Sources, length: int, recipe: 
     Of two sources each has at least one window, and one that is too small for its share is repeated; stderr reports how
     often. Nothing is held out if no held-out record is usable; stderr reports that too.
 
-    Raises ValueError if there is no usable text, a token is outside the vocabulary of `vocab_size`, or a chat format is
-    given and there are no conversations.
+    Raises ValueError without usable text, for a token outside the vocabulary, or a chat format without conversations.
     """
     if sources.chat_format and sources.chat_args is None:
         raise ValueError("the data holds no conversations, to which --chat-arg and --system apply; leave them out")

@@ -73,10 +73,9 @@ class BadRecord:
 def read(path: Path, strict: bool = False) -> Texts:
     """The documents and conversations of a file or folder, ordered by file name and then as in the file.
 
-    The path `stdlib` stands for Python's standard library. A file with one of the suffixes above holds records. In a
-    folder, such a file holds records if it contains an object with a record's key. Otherwise it is a bad record itself;
-    but a `.json` file that holds neither several objects nor lists of messages is plain text, like all other files.
-    Raises as `usable`.
+    The path `stdlib` is Python's standard library. A file with one of the suffixes above holds records. In a folder, it
+    does if one of its objects has a record's key. Otherwise it is a bad record itself; but a `.json` file with neither
+    several objects nor lists of messages is plain text, like all other files. Raises as `usable`.
     """
     if str(path) == STDLIB:
         return standard_library()
@@ -223,8 +222,7 @@ def usable(results: Iterable[T | BadRecord], strict: bool) -> list[T]:
 
     Raises NoUsableRecordError, a ValueError, if none is usable.
     """
-    good: list[T] = []
-    bad: list[BadRecord] = []
+    good, bad = list[T](), list[BadRecord]()
     for result in results:
         if not isinstance(result, BadRecord):
             good.append(result)

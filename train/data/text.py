@@ -1,8 +1,7 @@
 """Turns files into documents, and documents into windows of tokens.
 
-Packing: documents, each from BOS to EOS, are concatenated and cut into windows of equal length. No token is lost or
-repeated. `segment` gives each token's document, so attention stays inside documents. A document that is cut continues
-in the next window as if it began there.
+Packing: documents, each from BOS to EOS, are joined and cut into windows of equal length; no token is lost or repeated.
+`segment` gives each token's document, to which attention is limited. A cut document continues as a new one.
 """
 
 import dataclasses

@@ -18,8 +18,7 @@ _CHARACTERS_A_TOKEN = 2000  # characters of text for each token of the vocabular
 def learn(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     """Learns a vocabulary of exactly `vocab_size` tokens, from a sample of the texts if they are long.
 
-    It puts BOS before every text, as LLaMA's does. Raises ValueError if the size is too small for the 256 bytes, or the
-    text gives fewer tokens.
+    It puts BOS before every text, as LLaMA's does. Raises ValueError for too small a vocabulary, or too little text.
     """
     if vocab_size < SMALLEST:
         raise ValueError(

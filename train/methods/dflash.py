@@ -2,9 +2,8 @@
 
 DFlash's (arXiv:2602.06036), and by options JetSpec's (arXiv:2606.18394) and DSpark's (arXiv:2607.05147).
 
-A block corresponds to one round of drafting. Its root, the anchor, is a token of the text; its context is the tokens
-before the anchor. The block predicts the tokens after the anchor. All blocks read the same keys and values of the
-context, and do not see each other.
+A block is one round of drafting: its root, the anchor, is a token of the text, and it predicts the tokens after that.
+All blocks read the same keys and values of the tokens before their anchors, and do not see each other.
 """
 
 from functools import partial

@@ -2,9 +2,8 @@
 
 The dual-block mask trains many rounds of drafting in one forward pass over packed windows. Each document is cut into
 blocks of L tokens. A block is one round: its first token is the root, and it sees the hidden states of all earlier
-blocks, which are verified by then. A query at a token predicts the next one. So with 0-based indices token i + 1 is
-predicted from tokens jL..i and hidden states below jL, where j = ⌊i / L⌋. (Eq. 3 as printed also shows token i + 1
-itself and h_jL, which no round has.)
+blocks, which are verified by then. So with 0-based indices token i + 1 is predicted from tokens jL..i and hidden states
+below jL, where j = ⌊i / L⌋. (Eq. 3 as printed also shows token i + 1 itself and h_jL, which no round has.)
 """
 
 from functools import partial

@@ -48,7 +48,6 @@ _FLIPS = 4  # most switches in which a neighbour differs
 _NOISE = 1e-2  # variance of one trial's noise; the variance of all trials is normalised to 1
 
 Corner = Bool[np.ndarray, " D"]
-Corners = Bool[np.ndarray, "N D"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +83,7 @@ Objective = Callable[[SkipMask], Trial]
 def search(settings: SkipSearch) -> SkipMask:
     """Searches for a skip set, compares the best one with simpler choices, and writes it atomically.
 
-    The run stores every trial. A killed search resumes from the trials and ends with the same set. A finished search
-    can be extended in the same way.
+    The run stores every trial: a killed search resumes with the same result, and a finished one can be extended.
     """
     method = parse_method(settings.method)
     if not isinstance(method.drafter, LayerSkip):
@@ -95,7 +93,8 @@ def search(settings: SkipSearch) -> SkipMask:
             f"--method {settings.method} decides by the cost of a drafted level, which differs from set to set; search "
             "with another builder and controller, such as layer-skip+adaptive, or write the costs into the method"
         )
-    check_installed()
+    if importlib.util.find_spec("sklearn") is None:
+        raise ValueError("the search needs the package scikit-learn: pip install scikit-learn")
     model = load_with_tokenizer(settings.target, settings.dtype, settings.devices.open(several=True))
     out = settings.out or default_out(model.path / "heads" / LayerSkip.name, "a head for the builtin target")
     layers, requests = model.config.model.num_layers, greedy_requests(model, settings, settings.prompts)
@@ -317,21 +316,16 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
 def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     """The next set of `size` switches to try, by Bayesian optimisation. The first is empty, the next are random.
 
-    A Gaussian process models the results so far on the cube [0, 1]^size, whose corners are the sets. To save time, its
-    length scale is refitted at every tenth trial only, and expected improvement is compared at random corners: of any
-    density, and near the best sets so far.
+    A Gaussian process models the results so far on the cube [0, 1]^size, whose corners are the sets.Its length scale is
+    refitted every tenth trial. Expected improvement is compared at random corners, also near the best.
 
-    The result depends on the arguments only, so that a resumed search continues as an uninterrupted one. Raises
-    ValueError if all sets were tried.
+    The arguments determine it, so a resumed search continues as before. Raises ValueError if all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:
         return np.zeros(size, bool)  # the baseline: nothing is skipped
     known = {each.corner.tobytes() for each in tried}
-
-    def fresh(corners):
-        return np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
-
+    fresh = lambda corners: np.array([c for c in corners if c.tobytes() not in known], bool).reshape(-1, size)
     corners = fresh(rng.random((_CANDIDATES, size)) < rng.random((_CANDIDATES, 1)))  # random, each with its own density
     if fitted := len(tried) // REFIT * REFIT:
         parents = [each.corner for each in sorted(tried, key=lambda each: -each.speedup)[:_PARENTS]]
@@ -346,13 +340,7 @@ def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     return corners[expected_improvement(mean, np.maximum(deviation, 1e-9), best).argmax()]
 
 
-def check_installed() -> None:
-    """Raises ValueError if scikit-learn is not installed."""
-    if importlib.util.find_spec("sklearn") is None:
-        raise ValueError("the search needs the package scikit-learn: pip install scikit-learn")
-
-
-def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) -> Corners:
+def neighbours(rng: np.random.Generator, count: int, parents: Sequence[Corner]) -> Bool[np.ndarray, "N D"]:
     """Sets that differ from one of the parents in a few switches."""
     chosen = np.array(parents)[rng.integers(len(parents), size=count)]
     rank = rng.random(chosen.shape).argsort(axis=1).argsort(axis=1)

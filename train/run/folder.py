@@ -79,8 +79,7 @@ def run_folder(out: Path, chosen: Path | None) -> Path:
 def open_run(folder: Path, settings: dict[str, Any]) -> Iterator[Run]:
     """Opens the run in a folder, new or resumed. The folder stays, unless the run ends before its first checkpoint.
 
-    Raises ValueError, and removes nothing, if the folder belongs to a run with other `settings` (from `as_typed`), or
-    holds anything that is not of a run.
+    Raises ValueError, and removes nothing, if the folder is of a run with other `settings` (`as_typed`), or of no run.
     """
     run = Run(folder)
     if not processes.is_first():

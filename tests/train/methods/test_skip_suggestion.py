@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxspec.drafters.layer_skip import SkipMask
+from jaxspec.train.decoding_options import SkipSearch
 from jaxspec.train.methods import skip_search
 from jaxspec.train.methods.skip_search import Corner, Trial
 
@@ -78,7 +79,7 @@ def test_improvement_counts_from_the_best_set_so_far(found, monkeypatch: pytest.
     assert given == [max(each.speedup for each in found[:20])]
 
 
-def test_without_its_package(monkeypatch):
+def test_without_its_package(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"scikit-learn: pip install scikit-learn"):
-        skip_search.check_installed()
+        skip_search.search(SkipSearch(target=tmp_path))
