@@ -36,7 +36,7 @@ def number(name: str, value: Any) -> float:
 
 
 def one_each(name: str, value: Any, count: int) -> list[Any]:
-    """The value `count` times; or, of a sequence or an array, its values. Raises ValueError if these are others."""
+    """The value `count` times; of a sequence or an array, its values. Raises ValueError unless these are `count`."""
     if isinstance(value, str | bytes):
         return [value] * count
     try:

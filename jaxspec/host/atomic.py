@@ -21,7 +21,7 @@ _REFUSALS = {  # of disks, by their numbers; errors of TensorStore have the word
     errno.EDQUOT: "Disk quota exceeded",
     errno.EFBIG: "File too large",
 }
-UNFINISHED = ".unfinished"  # an object that stands for an output in a bucket until the output is complete
+UNFINISHED = ".unfinished"  # marks an output in a bucket until it is complete
 
 
 def check_folder(path: Path) -> None:
@@ -95,7 +95,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 class DiskFullError(OSError):
-    """No space is left where the output was to go, or no file so large may be there."""
+    """The disk of an output has no space left for it, or allows no file so large."""
 
 
 @contextlib.contextmanager

@@ -64,8 +64,7 @@ def in_bucket(path: str | Path) -> bool:
 
 
 def with_paths(value: Any, kind: Any = None) -> Any:
-    """Options, or a value of type `kind` in them, with text as a path where that is one, and paths `gs://…` as paths in
-    buckets; pathlib has removed one of the slashes."""
+    """Applies `to_path` to the paths in options, or in a value of type `kind`, and to text where that may be a path."""
     if isinstance(value, Path) or (isinstance(value, str) and _has_path(kind)):
         return to_path(value)
     if isinstance(value, tuple):
@@ -148,7 +147,7 @@ class BucketPath(PosixPath):
         return self.write_bytes(data.encode())
 
     def unlink(self, missing_ok: bool = False) -> None:
-        written(self)  # what was appended and still waits is not uploaded
+        written(self)  # appended text that still waits must not be uploaded
         self._there(lambda there: there.unlink(missing_ok=missing_ok))
 
 
@@ -238,7 +237,7 @@ def download(path: Path, file: Path, digest: str | None) -> Path:
 
 
 def _epath() -> Any:
-    """`epath.Path`, whose listings are never remembered: Orbax writes by other means."""
+    """`epath.Path` without cached listings, because Orbax writes by other means."""
     from etils import epath
     from fsspec.config import conf
 
@@ -261,21 +260,21 @@ def described(error: Exception, path: str | Path) -> OSError:
     if isinstance(error, OSError) and error.errno is not None:
         return error
     text = f"{vars(error).get('code', '')} {type(error).__module__} {error}"
-    number, said = errno.EIO, "the bucket does not answer; try again later"
+    number, reason = errno.EIO, "the bucket does not answer; try again later"
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object, or no such bucket", str(path))
     if "Attempt to open a bucket" in text:
         return IsADirectoryError(errno.EISDIR, "it is a bucket and not an object in one", str(path))
     if re.search("^403|Forbidden|PERMISSION_DENIED", text):
-        number, said = errno.EACCES, "access is denied; ask the owner of the bucket"
+        number, reason = errno.EACCES, "access is denied; ask the owner of the bucket"
     elif re.search("^401|^ google.auth|UNAUTHENTICATED", text):
-        number, said = errno.EACCES, "no valid credentials; run `gcloud auth application-default login`"
-    return OSError(number, f"{said} ({' '.join(str(error).split())[:200] or type(error).__name__})", str(path))
+        number, reason = errno.EACCES, "no valid credentials; run `gcloud auth application-default login`"
+    return OSError(number, f"{reason} ({' '.join(str(error).split())[:200] or type(error).__name__})", str(path))
 
 
 @dataclasses.dataclass
 class _Appended:
-    """Text that grows: what the object holds now, and what is to be added."""
+    """The whole text of an object that grows, and whether and when it is to be uploaded."""
 
     text: str
     waiting: bool = False
@@ -300,7 +299,7 @@ def append(path: Path, text: str) -> None:
 
 
 def written(path: Path) -> None:
-    """Another text has replaced the whole object."""
+    """Forgets appended text, because another text has replaced the whole object."""
     with _lock:
         _appended.pop(path, None)
 

@@ -25,14 +25,12 @@ _MAPS = Path("/proc/self/maps")  # on Linux: a line for each piece of mapped mem
 _MOST_MAPS = Path("/proc/sys/vm/max_map_count")
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # JAX's event, also after reading a program from disk
 
-
 ready: set[tuple[Any, ...]] = set()
 """`Program.ready_key` of each set of programs that is compiled and in memory."""
 
 
 def keep_compilations() -> Path | None:
-    """Turns on JAX's persistent compilation cache, unless the user has chosen a place for it (or turned it off), and
-    returns its folder; None if nothing is kept."""
+    """Turns on JAX's persistent compilation cache, unless the user has set it. Returns its folder; None without one."""
     config: Any = jax.config  # its options are made at run time
     if config.jax_compilation_cache_dir is None and config.jax_enable_compilation_cache:
         place = cache_folder() / "compiled"
@@ -122,7 +120,7 @@ class Compilations(Generic[Name]):
     ):
         self._label = label
         self._pool = ThreadPoolExecutor(AT_ONCE if jax.process_count() == 1 else 1, thread_name_prefix=COMPILER)
-        self._keys = {name: _digest(key(name)) for name in programs} if key else {}
+        self._keys = {name: hashlib.sha256(key(name).encode()).hexdigest()[:16] for name in programs} if key else {}
         self._began = time.monotonic()
         self._took = dict[str, float]()  # seconds by key
         self._running = {name: self._pool.submit(self._timed, name, program) for name, program in programs.items()}
@@ -131,8 +129,7 @@ class Compilations(Generic[Name]):
     def wait(self, names: Collection[Name] | None = None, *, show: bool = True) -> dict[Name, Any]:
         """Waits for some programs, or for all, and returns the functions' results.
 
-        After a second stderr shows the progress, unless `show` is false. An interrupt is raised at once; compilations
-        that have begun end in the background.
+        After a second stderr shows the progress, if `show`. An interrupt is raised at once; begun compilations go on.
         """
         wanted = {name: self._running[name] for name in (self._running if names is None else names)}
         try:
@@ -175,10 +172,6 @@ class Compilations(Generic[Name]):
         if name in self._keys:
             self._took[self._keys[name]] = time.perf_counter() - began
         return found
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def times_before() -> dict[str, float]:

@@ -1,5 +1,4 @@
-"""Files of records: JSON lines from which a killed run resumes, the settings first, then the results so far; and the
-rows of Parquet files."""
+"""JSON lines from which a killed run resumes, the settings first and then the results; and rows of Parquet files."""
 
 import dataclasses
 import importlib
@@ -18,7 +17,7 @@ _BEGIN = '{"settings":'  # of the first line
 
 @dataclasses.dataclass(frozen=True)
 class LineLog:
-    """Such a file; for errors, its kind, such as `the log of a bench run`, and `other`, such as `another --json`."""
+    """A file of JSON lines. For errors: its `kind`, as `the log of a bench run`, and `other`, as `another --json`."""
 
     path: Path
     kind: str

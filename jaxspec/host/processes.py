@@ -45,8 +45,7 @@ def _same(value: jax.Array) -> jax.Array:
 
 
 def split_over_hosts(array: np.ndarray) -> np.ndarray | jax.Array:
-    """An array that every process has, sharded over them along the first axis that they divide, so that each writes a
-    part of it; with one process, the array itself."""
+    """An array that all processes have, sharded over them along the first axis that they divide: each saves a part."""
     if (count := jax.process_count()) == 1:
         return array
     ours = {device.process_index: device for device in reversed(jax.devices())}  # the first device of each

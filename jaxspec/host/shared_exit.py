@@ -44,7 +44,7 @@ class Watch:
         self.signals, wake = os.pipe()
         os.set_blocking(wake, False)
         if threading.current_thread() is threading.main_thread():
-            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # written to even while Python hears nothing
+            signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # written to even while Python runs no signal handler
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
     def tell(self, sentence: str, code: int) -> Reason:
@@ -84,7 +84,7 @@ class Watch:
             pass  # `_told` waits
         self._print(reason)
         if not self.ending:
-            os.kill(os.getpid(), signal.SIGTERM)  # the main thread ends as by a signal, unless it hears nothing
+            os.kill(os.getpid(), signal.SIGTERM)  # ends the main thread, unless it is inside a computation
         time.sleep(GRACE)
         self.leave()
 
@@ -99,7 +99,7 @@ class Watch:
         return None if found is None else Reason(**json.loads(found))
 
     def _print(self, reason: Reason, own: str | None = None) -> None:
-        """Prints the reason once, in the first process if that can; `own` is what this process has to say itself."""
+        """Prints the reason once, in the first process if that can; `own` is this process's own sentence."""
         if self.process:
             deadline = time.monotonic() + PATIENCE
             while reason.process == self.process and not self._get(PRINTED):

@@ -11,7 +11,7 @@ _names: dict[str, str] = {}  # of temporary folders
 
 
 def say(text: str) -> None:
-    """One remark."""
+    """Prints a remark on stderr."""
     for place, name in reversed(_names.items()):
         text = text.replace(place, name)
     print(text, file=sys.stderr, flush=True)
@@ -28,8 +28,7 @@ def called(place: Path, name: str) -> Iterator[None]:
 
 
 def print_table(console: Any, names: Sequence[str], titles: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints a table without lines on a `rich.console.Console`: in each row texts at the left, in columns called
-    `names`, then numbers under their titles."""
+    """Prints a table without lines on a `rich.console.Console`: columns `names` of text, then `titles` of numbers."""
     from rich.table import Table
 
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0))
@@ -104,12 +103,9 @@ def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] =
     from rich.progress import Progress as Bar
 
     numbers = TextColumn("{task.fields[numbers]}")
+    of = lambda done: f"{form(done)} of {form(total)}"
     with Bar(TextColumn(title), BarColumn(), numbers, TextColumn("{task.description}"), TimeRemainingColumn(),
              console=Console(stderr=True)) as bar:  # fmt: skip
-
-        def of(done):
-            return f"{form(done)} of {form(total)}"
-
         task = bar.add_task("", total=total, completed=done, numbers=of(done))
         draw = lambda done, said: bar.update(task, completed=done, description=said, numbers=of(done))
         yield Progress(title, total, done, draw, form)
