@@ -28,7 +28,7 @@ class Published:
 
     @property
     def folder(self) -> Path:
-        """Where its checkpoint is, and what is kept beside that, in the user's cache folder."""
+        """The folder of its checkpoint, licence and origin, in the user's cache folder."""
         from jaxspec.host.environment import cache_folder  # loads JAX, which --help does not
 
         return cache_folder() / "models" / f"{self.package}-{self.version}"

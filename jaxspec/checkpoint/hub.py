@@ -9,12 +9,12 @@ from jaxspec.host.terminal import say
 
 T = TypeVar("T")
 PAUSES = (2, 4, 8, 16, 32, 64)  # seconds before another request to a busy hub, unless it names more
-BUSY = (408, 429, 500, 502, 503, 504)  # statuses of one
+BUSY = (408, 429, 500, 502, 503, 504)  # HTTP statuses of a busy hub
 _LONGEST = 300  # seconds of a pause that the hub names; its limits count requests in five minutes
 
 
 def ask(name: str, work: Callable[[], T]) -> T:
-    """What `work` finds of a model on the hub, tried again while that is busy. Raises CheckpointError if it fails."""
+    """The result of `work`, a request about a model, repeated while the hub is busy. Raises CheckpointError."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     for pause in (*PAUSES, None):
@@ -73,7 +73,7 @@ def reason(name: str, raised: BaseException, kind: str = "model") -> str:
 
 
 def _answer(error: BaseException) -> BaseException:
-    """The hub's own answer, where huggingface-hub looked into its cache after it and raised that this has no file."""
+    """The hub's own error, where huggingface-hub raised one about its cache instead."""
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     cause = error.__cause__

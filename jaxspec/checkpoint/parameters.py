@@ -257,7 +257,7 @@ def load_params(path: Path | str, module: M, dtype: Any = None) -> M:
 
 
 def read_packed(path: Path | str, module: nnx.Module, dtype: Any, how: str) -> dict[str, Any]:
-    """The parameters of an abstract module, quantised in groups as they are read, so that few are there as floats."""
+    """The parameters of an abstract module, quantised in groups as they are read, so few are in memory as floats."""
     stored, places = read_shapes(path, module), module_to_dict(module)
     wanted = (
         (name, _wanted(name, meta, None if kind_of(name, how) else dtype, places[name].sharding))
