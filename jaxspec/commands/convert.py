@@ -22,13 +22,11 @@ def convert_llama(settings: Llama) -> None:
     from jaxspec.commands import shard_stream
     from jaxspec.convert import folders, llama
 
-    model = shard_stream.look(settings.src, settings.revision) if in_bucket(settings.out) else None
-    if model is None:
-        settings.hosts.join()
     how = (settings.out, settings.dtype, settings.tokenizer, settings.quantize)
-    if model is not None:
+    if in_bucket(settings.out) and (model := shard_stream.look(settings.src, settings.revision)) is not None:
         shard_stream.convert(model, *how, settings.hosts.place())
         return
+    settings.hosts.join()
     with folders.at_hand(settings.src, settings.revision) as source:
         llama.convert(source, *how)
 
@@ -126,9 +124,9 @@ def describe(settings: Inspect) -> None:
 
     path = settings.path
     ours = not is_hub_id(path) and folders.format_of(path := locate(path)) is not None
-    if settings.verify:  # first: what is damaged can hardly be described
+    if settings.verify:  # first, because a damaged one can hardly be described
         inspect.verify(path)
-    # Nothing is converted, and what a bucket has of jaxspec's is read where it is.
+    # A checkpoint or head of jaxspec's is read where it is, also in a bucket.
     at_hand = contextlib.nullcontext(path) if ours else folders.at_hand(str(path), None, folders.HEAD_WEIGHTS)
     with at_hand as found:
         print(inspect.describe(found))

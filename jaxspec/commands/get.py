@@ -25,8 +25,8 @@ def run(settings: Get) -> None:
     say(f"{settings.name}: {model.about}")
     if is_whole(model.folder):
         added = add_heads(model, model.folder)
-        said = f"it is in {model.folder} already"
-        say(f"{said}; added heads: {', '.join(added)}" if added else f"nothing to do: {said}")
+        there = f"it is in {model.folder} already"
+        say(f"{there}; added heads: {', '.join(added)}" if added else f"nothing to do: {there}")
         return
     if importlib.util.find_spec("gguf") is None:
         raise CheckpointError(f"{settings.name} is a GGUF file, which needs the gguf package: pip install gguf")

@@ -21,7 +21,7 @@ from jaxspec.options.by_command import Methods
 
 
 def run(settings: Methods) -> None:
-    """Prints them."""
+    """Prints the strategies and, with --target, what that checkpoint can run."""
     heads: tuple[str, ...] = ()
     if settings.target is not None:
         folder = locate(settings.target)

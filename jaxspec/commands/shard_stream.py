@@ -253,10 +253,7 @@ def _complete(
 
 def headers(shards: Shards) -> Source:
     """All tensors of the files, of which only the headers are downloaded now."""
-
-    def read(file: str, name: str) -> Any:
-        return readers.open_safetensors(shards.path(file))[name].read()
-
+    read = lambda file, name: readers.open_safetensors(shards.path(file))[name].read()
     tensors: dict[str, Tensor] = {}
     for file in shards.model.shards:
         for name, (kind, shape) in shards.model.header(file).items():

@@ -52,8 +52,7 @@ class Chat:
 
     For example: jaxspec chat --target smollm2 --show-drafts
 
-    Type /help for the commands: /stats, /drafts, /reset and /quit. Ctrl-C stops an answer. Through a pipe, each line is
-    a question.
+    Commands: /help, /stats, /drafts, /reset and /quit. Ctrl-C stops an answer. Through a pipe, each line is a question.
     """
 
     target: shared.Target
@@ -168,10 +167,9 @@ class Eval(Answers):
 
     For example: jaxspec eval --target smollm2 --prompts gsm8k --chat --max-new-tokens 256 --out answers.jsonl
 
-    When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, in order
-    of completion, and is sorted at the end. OUT.json gets tau, tokens per second, and scores where the suite has
-    reference answers. The same command resumes a killed run, except with --keep-state. To compare and time methods, use
-    `bench`.
+    When a row of the batch finishes an answer, it takes the next question. OUT.jsonl gets one line per answer, sorted
+    at the end. OUT.json gets tau, tokens per second, and scores where the suite has reference answers. The same command
+    resumes a killed run, except with --keep-state. To compare and time methods, use `bench`.
 
     Or on N machines, each with a --shard I/N; then: jaxspec eval --merge 1.jsonl 2.jsonl --out answers.jsonl
     """
@@ -240,7 +238,7 @@ class Sweep(Comparison):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Measure what drafting and verification cost on this device, for `pruned`, `budgeted`, `length-ts` and
+    """Measure the costs of drafting and verification on this device, for `pruned`, `budgeted`, `length-ts` and
     `expected-gain`.
 
     For example: jaxspec calibrate --target builtin --head eagle
