@@ -40,14 +40,14 @@ from jaxspec.planning.counting import Parts
 from jaxspec.planning.program import chain_on_one_chip
 
 UNSAFE = r"[^\w.+=-]"  # characters that are replaced in file names
-SAMPLES = ".samples.jsonl"  # ends the names of the input files of the scorer of code
-NOISE_BATCHES, NOISE_TOKENS = 4, 32  # rounding noise is measured on so many batches, and so many tokens of each text
+SAMPLES = ".samples.jsonl"  # end of the name of a file that a scorer of code reads
+NOISE_BATCHES, NOISE_TOKENS = 4, 32  # the first batches, and tokens of each text, that rounding noise is measured on
 
 
 def run(settings: Bench, shape: CheckpointConfig | None = None) -> list[Path]:
-    """Runs the benchmark under each of its conditions, prints the tables, and returns the files of results.
+    """Runs the benchmark under each of its conditions, prints the tables, and returns the result files.
 
-    The first process writes them. `shape` is the target's configuration, for a simulation only.
+    The first process writes these. `shape` is the target's configuration, for a simulation only.
     """
     runs = conditions(with_paths(settings))
     for one in runs:
@@ -78,9 +78,9 @@ def conditions(settings: Bench) -> list[Bench]:
         for batch_size in settings.batch_sizes or (settings.batch_size,):
             out = settings.json
             if out is not None and found:  # OUT.t0.8.b4.json; a value that all conditions share is left out
-                heat = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
-                size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
-                out = out.with_suffix(f"{heat}{size}{out.suffix}")
+                of_temperature = f".t{temperature:g}" if len(settings.temperatures) > 1 else ""
+                of_size = f".b{batch_size}" if len(settings.batch_sizes) > 1 else ""
+                out = out.with_suffix(f"{of_temperature}{of_size}{out.suffix}")
             sampling = dataclasses.replace(settings.sampling, temperature=temperature)
             one = {"sampling": sampling, "batch_size": batch_size, "json": out}
             found.append(dataclasses.replace(settings, **one, temperatures=(), batch_sizes=()))
@@ -121,8 +121,8 @@ def samples_of(out: Path, found: Mapping[str, Any]) -> dict[Path, str]:
 def show(found: dict[str, Any], console: Console) -> None:
     methods, chances = found["methods"], found["settings"].get("simulate")
     if chances:
-        said = f"{simulate.LABEL}: random weights, and drafts accepted by chance ({chances}); no text was compared"
-        console.print(said, style="bold", highlight=False)
+        text = f"{simulate.LABEL}: random weights, and drafts accepted by chance ({chances}); no text was compared"
+        console.print(text, style="bold", highlight=False)
         methods = {f"{simulate.LABEL} {name}": values for name, values in methods.items()}
     table.show(methods, found["target_seconds"], console)
     if not chances:

@@ -63,7 +63,7 @@ def run(settings: Calibrate) -> None:
 
 
 def calibrate_confidence(settings: Calibrate, model: Checkpoint, method: Method, weights: Any) -> None:
-    """Fits the temperatures of a head's confidence head to recorded chains, and keeps them in the head's folder."""
+    """Fits the temperatures of a head's confidence output to decoded chains, and keeps them in the head's folder."""
     weights.options = dataclasses.replace(weights.options, temperatures=())
     drafter = method.drafter.fitted(weights)
     engine = Engine(model, Method(drafter, Chain(drafter.levels_at_once or 0), head=method.head), draft=weights)
@@ -98,8 +98,7 @@ def _asked(settings: Calibrate, path: Path) -> Answers:
 
 
 def speeds_of_all(settings: Calibrate, model: Checkpoint) -> dict[str, float]:
-    """Tokens a second of each method, named with all its settings but the costs measured on this device: the median
-    over a few passes, greedy."""
+    """Tokens a second by method, named with its settings but not measured costs: greedy, median of some passes."""
     size = settings.batch_size
     engines = bench.build_engines(model, {name: parse_method(name) for name in all_methods(model.path)}, size)
     plan = Workload.of(_asked(settings, model.path), REPEATS)
@@ -129,10 +128,8 @@ def show(table: CostTable, console: Console) -> None:
     for each in (table, *table.longer):
         pieces = {"one token": [(1, each.plain)], "a level drafted": each.level, "verification": each.verify}
         pieces |= {"a round without drafts": [(1, each.idle)]} if each.idle is not None else {}
-        rows += [
-            (name if each is table else f"{name}, {each.context} tokens", str(nodes), f"{1e3 * seconds:.3f}", share)
-            for name, costs in pieces.items()
-            for nodes, seconds in (costs if each is table else costs[-1:])
-            for share in [f"{seconds / table.plain:.3f}"]
-        ]
+        for name, costs in pieces.items():
+            title = name if each is table else f"{name}, {each.context} tokens"
+            for nodes, seconds in costs if each is table else costs[-1:]:
+                rows.append((title, str(nodes), f"{1e3 * seconds:.3f}", f"{seconds / table.plain:.3f}"))
     print_table(console, ["piece"], ("nodes", "ms", "s_t(1)"), rows)

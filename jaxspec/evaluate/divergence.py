@@ -109,8 +109,7 @@ def batch_noise(target: Llama, batch: Sequence[Text]) -> float:
 
 
 def reread(target: Llama, texts: Sequence[Text], size: int) -> list[list[int]]:
-    """Greedy texts, read again by forwards over `size` tokens each: every text up to the first token that is then not
-    the greedy choice, and that choice instead of it."""
+    """Greedy texts as forwards over `size` tokens make them: each up to the first other greedy choice, inclusive."""
     width = power_of_two(max(len(tokens) for _, tokens in texts))
     block = _in_one_block(texts, max(size, width))
     _, cache = read_texts(target, block.tokens, int(block.begin.max()))

@@ -26,7 +26,7 @@ from jaxspec.host.processes import broadcast_from_first, is_first
 from jaxspec.host.terminal import progress, say
 from jaxspec.options.by_command import Eval, Merge
 
-Asked = tuple[int, int]  # numbers of a question, and of its answer (`--samples`)
+Asked = tuple[int, int]  # numbers of a question and of one of its answers (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line
 OF_MACHINES = ("target", "prompts", "shard")
 """Settings that may differ between shards: machines have paths of their own, and hashes decide."""
@@ -259,8 +259,7 @@ class Finished:
 def merge(settings: Merge) -> None:
     """Writes the answers of all shards, as one machine would have, with their results, and prints these.
 
-    Raises ValueError if a shard is missing, given twice, not finished, or belongs to another evaluation, or an output
-    exists.
+    Raises ValueError if a shard is missing, twice there, not finished, or of another evaluation, or an output exists.
     """
     out = settings.out
     if not settings.merge:
@@ -273,7 +272,7 @@ def merge(settings: Merge) -> None:
     check_one_evaluation(shards)
     shards.sort(key=lambda each: each.number)
     lines = [line for each in shards for line in each.lines]
-    # The seconds of all machines together, and the mean speed of one.
+    # Seconds are summed over machines, so the speed is the mean of one machine.
     tokens, seconds = (sum(each.found[name] for each in shards) for name in ("timed_tokens", "seconds"))
     speed = {"timed_tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else None}
     found = {**places(shards), **summary(lines, [], 0.0), **speed}

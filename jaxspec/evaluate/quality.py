@@ -80,7 +80,7 @@ def samples(suite: str, answers: Iterable[tuple[Any, str]]) -> str:
     HumanEval's has {"task_id", "completion"} per line, and MBPP's {"task_id": "Mbpp/ID", "solution"}, as EvalPlus.
     """
     if suite == "mbpp":
-        of = lambda name: f"Mbpp/{str(name).removeprefix('Mbpp/')}"  # which the ids of MBPP+ have already
+        of = lambda name: f"Mbpp/{str(name).removeprefix('Mbpp/')}"  # ids of MBPP+ have the prefix already
         lines = ({"task_id": of(name), "solution": completion(text, PROGRAM_ENDS)} for name, text in answers)
     else:
         lines = ({"task_id": name, "completion": completion(text)} for name, text in answers)
@@ -98,7 +98,7 @@ def _digits(number: str) -> str:
 
 
 def missing(suite: str | None) -> str | None:
-    """What is not installed for the scores of a suite, in words; None if nothing is missing."""
+    """A sentence on the package that the scores of a suite lack; None if they lack none."""
     if suite in SUMMARIES and rouge_scorer() is None:
         return "no ROUGE: rouge-score is not installed (pip install rouge-score)"
     if suite == "math" and _module("math_verify") is None:

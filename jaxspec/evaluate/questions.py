@@ -49,7 +49,7 @@ class Format:
     turn: Callable[[Values], str]  # makes the user's message
     answer: str | None = None  # the key of the worked answer
     id: str = "id"  # the key of the question's id
-    more: Callable[[Values], bool] = lambda values: True  # what else a question must fulfil
+    more: Callable[[Values], bool] = lambda values: True  # a further condition
     category: str = "category"  # the key of the question's category
     end: str = ""  # what follows a worked answer in an example
 
@@ -160,7 +160,7 @@ def _worked(values: Values) -> tuple[str, ...]:
 SYSTEM = {"system", "system_prompt"}
 UNREAD = SYSTEM | {"messages", "conversations", "history", "context", "tools", "functions", "images"}
 UNREAD |= {"max_tokens", "max_new_tokens", "temperature", "top_p", "stop"}
-"""Keys that are not read, although they would change an answer where a question comes from."""
+"""Keys that are not read, although they change answers in the benchmarks that have them."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 _HUB = re.compile(r"([\w-][\w.-]*/[\w-][\w.-]*)(?:/(.+))?")
 
@@ -255,8 +255,7 @@ def _text(path: Path, prompts: str | Path) -> str:
 def read_questions(path: str | Path, limit: int | None = None, shots: int = 0) -> list[Question]:
     """Reads the first questions of a file: `{"turns": [...]}` or `{"prompt": ...}` per line, or a published format.
 
-    A line may have worked answers: `"reference": [...]`, one per turn, or `"answer": "..."`. Other keys are ignored,
-    those in UNREAD with a warning.
+    Worked answers are `"reference": [...]`, one per turn, or `"answer": "..."`. Keys in UNREAD give a warning.
 
     Args:
         path: a path, a hub id, or the name of a file of the package, such as `builtin` (held-out Python).

@@ -29,9 +29,8 @@ def in_bins(confidence: np.ndarray, accepted: np.ndarray) -> np.ndarray:
 def judged(tree: Mapping[str, Sequence]) -> tuple[np.ndarray, np.ndarray]:
     """Confidences and verdicts of the drafts on which the target decided: [drafts] float and [drafts] bool.
 
-    The confidence of a node is exp(its log_confidence - its parent's). It is the drafter's probability of the token
-    after temperature; for sampled drafts also after top-k and top-p. If a text ends inside the accepted path, by EOS or
-    budget, deeper nodes have no verdict.
+    The confidence of a node is exp(its log_confidence - its parent's): the drafter's probability of the token after
+    temperature, for sampled drafts also after top-k and top-p. Nodes beyond the end of a text have no verdict.
     """
     parent, accepted = np.array(tree["parent"], int), np.array(tree["accepted"], bool)
     path = np.array(tree["log_confidence"], float)
@@ -71,9 +70,8 @@ GRID = np.geomspace(0.2, 5.0, 65)  # temperatures that are tried
 def temperatures(rounds: Iterable[Round], levels: int) -> tuple[list[float], list[tuple[float, float]]]:
     """Fits the divisor of a confidence head's log-odds at each level, from `rounds` of chains without temperatures.
 
-    Each minimises the expected calibration error of the product of the estimates up to its level, which is the
-    probability that all drafts so far are accepted. Returns `levels` temperatures, and for each level that error before
-    and after.
+    Each minimises the expected calibration error of the product of the estimates up to its level: the probability that
+    all drafts so far are accepted. Returns `levels` temperatures, and each level's errors before and after.
     """
     rows = [row for each in rounds if (row := _chain(each, levels)) is not None]
     if not rows:

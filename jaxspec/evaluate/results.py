@@ -143,8 +143,7 @@ def _against(fastest: str, ours: PerQuestion, theirs: PerQuestion) -> dict[str, 
 
 
 def by_bytes(form: Form) -> PieceCosts:
-    """Costs on a memory-bound device, in forwards of the target: time is proportional to the bytes of weights read, so
-    a tree costs as much as one token."""
+    """Costs on a memory-bound device, in forwards of the target: time is proportional to the bytes of weights read."""
     level, first = form.level_bytes / form.read_bytes, form.draft_bytes / form.read_bytes
     # `draft_bytes` include the first level. `run_costs` multiplies `level` by all levels, so `rest` subtracts one.
     return PieceCosts(plain=1.0, verify=dict.fromkeys(form.sizes, 1.0), level=level, rest=first - level)

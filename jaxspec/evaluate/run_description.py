@@ -48,8 +48,8 @@ def where(model: Checkpoint) -> dict[str, Any]:
 
 
 def describe_eval(settings: Eval, plan: Workload, engine: Engine) -> dict[str, Any]:
-    """The same for `eval`, without the device and costs measured on it: between devices, answers differ by rounding
-    only, so any may resume."""
+    """The settings of `eval`, without the device and costs measured on it: any device may resume a run, because answers
+    differ between devices by rounding only."""
     shared = _shared_settings(settings, plan, engine.model)
     return {
         "settings": {

@@ -97,7 +97,7 @@ def read_finished(path: Path) -> tuple[dict[str, Any], list[Answer], dict[str, A
 
 
 def not_whole(path: Path) -> str:
-    """The error for a log that lacks something, or has what this version does not write."""
+    """The error text for a log that lacks something, or that another version wrote."""
     return f"{path} is not complete, was changed, or is another version's; delete it and run `jaxspec bench` again"
 
 

@@ -70,8 +70,7 @@ def check_counts(settings: Answers, *names: str) -> None:
 
 
 def warn(plan: Workload, engines: Iterable[Engine]) -> None:
-    """Warns of a scorer that is not installed, of heads trained with other arguments of the chat template, and of
-    sampling settings without effect."""
+    """Warns of missing scorers, of heads trained with other chat arguments, and of sampling settings without effect."""
     warn_if_greedy(plan.settings.sampling)
     suites = dict.fromkeys(question.suite for question in plan.questions)
     for why in filter(None, map(quality.missing, suites)):
@@ -90,8 +89,7 @@ def check(plan: Workload, engine: Engine) -> None:
 
 
 def too_long(plan: Workload, engine: Engine, number: int) -> str | None:
-    """Why a question and its answers are too long for the model; None if they fit. Raises ValueError if the question
-    cannot be encoded."""
+    """Why a question and its answers are too long for the model; None if they fit. Raises ValueError as `encode`."""
     question, budget = plan.questions[number], plan.settings.sampling.max_new_tokens
     room = engine.model.config.model.usable_length
     name = f"question {number}" + (f" ({question.question_id})" if question.question_id is not None else "")
@@ -128,8 +126,8 @@ def run_batch(
     turns: dict[tuple[int, str], list[Turn]] = {(number, name): [] for number in numbers for name in engines}
     for turn in range(max(len(plan.questions[number].turns) for number in numbers)):
         open_ = [number for number in numbers if turn < len(plan.questions[number].turns)]
-        engine, said = engines[REFERENCE], lambda number: [answer.text for answer in turns[number, REFERENCE]]
-        requests = [plan.request(engine, number, said(number)) for number in open_]
+        engine, texts = engines[REFERENCE], lambda number: [answer.text for answer in turns[number, REFERENCE]]
+        requests = [plan.request(engine, number, texts(number)) for number in open_]
         learnt = {
             name: [_learnt(plan, before, turns[number, name], number, name) for number in open_] for name in engines
         }
@@ -164,7 +162,7 @@ def measure(
 
 
 def warm(engine: Engine, requests: list[Request], learnt: Sequence[Any]) -> list[Generation]:
-    """Decodes a batch and records its trees; once more if any process compiled something in the time."""
+    """Decodes a batch and records its trees; again if any process compiled something meanwhile."""
     with compilations() as compiled:
         found = engine.run(requests, learnt=learnt, record=True)
     return engine.run(requests, learnt=learnt, record=True) if largest(float(len(compiled))) else found

@@ -53,17 +53,16 @@ class MethodWithRule(Method):
 class Replayed(Rule):
     """Replaces a rule: accepts drafts at random, whatever their tokens are. NOT lossless; for timing only.
 
-    The model: at position i (from 0), the likeliest child of an accepted node is the target's token with probability
-    a = `acceptance[i]`. If it is not, each further child is the target's token with probability a / 2, given that the
-    children before it are not. Heads of the builtin model behave similarly. So the child of rank 0 has probability a,
-    and the child of rank r > 0 has probability (1 - a)·(1 - a/2)^(r - 1)·a/2. The last number also holds for all later
-    positions.
+    At position i (from 0; later ones as the last), the likeliest child of an accepted node is the target's token with
+    probability a = `acceptance[i]`. Each further child is that token with probability a / 2, given that the children
+    before it are not; heads of the builtin model behave similarly. So the child of rank r > 0 has probability
+    (1 - a)·(1 - a/2)^(r - 1)·a/2.
 
     A child's confidence is this probability, so a tree has the same shape in every round, unlike with a real head. The
     verdict draws one rank for each row and position, which holds for all nodes at that position. So a chain has the
-    given acceptance, which bench's `acceptance_by_position` shows; a tree also accepts other children. If a static tree
-    leaves ranks out, its children count as if it did not. The target's logits at the end of the path determine the next
-    token, so they are all computed.
+    given acceptance, as bench's `acceptance_by_position` shows; a tree also accepts other children. If a static tree
+    leaves ranks out, its children count as if it did not. The target's logits determine the next token, so all are
+    computed.
     """
 
     acceptance: tuple[float, ...]

@@ -27,7 +27,6 @@ DRAFTS = {
     "depth": ("depth_per_round", ".1f"),
     "ECE": ("expected_calibration_error", ".3f"),
 }
-UNCONDITIONAL = "unconditional_acceptance_by_position"
 POSITIONS = 8  # most positions that are shown
 FAR = 0.15  # shares of the time are left out if the prediction is off by more
 NOTES = (
@@ -99,7 +98,7 @@ def _show_drafts(methods: Methods, console: Console) -> None:
     rows = [[name, *numbers(values, DRAFTS)] for name, values in methods.items() if values["nodes_drafted_per_round"]]
     if rows:
         print_table(console, ["\ndrafts per round"], [f"\n{title}" for title in DRAFTS], rows)
-        rates = {row[0]: methods[row[0]][UNCONDITIONAL][:POSITIONS] for row in rows}
+        rates = {row[0]: methods[row[0]]["unconditional_acceptance_by_position"][:POSITIONS] for row in rows}
         rows = [[name, *(format(rate, ".2f") for rate in ours)] for name, ours in rates.items()]
         positions = range(max(map(len, rates.values())))
         print_table(console, ["\naccepted at position"], [f"\n{at}" for at in positions], rows)

@@ -51,9 +51,8 @@ class RatioOfSums:
         return [float(end) for end in found.confidence_interval]
 
     def p_value(self) -> float | None:
-        """p-value of Wilcoxon's signed-rank test that the questions' log ratios are symmetric around 0; None for fewer
-        than two questions. With n questions it is at least 2 / 2^n.
-        """
+        """p-value of Wilcoxon's signed-rank test that the questions' log ratios are symmetric around 0: for n questions
+        at least 2 / 2^n; None for fewer than two."""
         over, under = self.over.prod(axis=1), self.under.prod(axis=1)
         whole: Bool[np.ndarray, " questions"] = (over > 0) & (under > 0)
         logs = np.round(np.log(over[whole]) - np.log(under[whole]), 12)  # without differences by rounding
