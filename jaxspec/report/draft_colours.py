@@ -17,7 +17,7 @@ PLAIN_LEGEND = "[-in brackets-]: drafted and rejected"
 
 
 def has_colours(console: Console) -> bool:
-    """Whether a console shows colours: it is a terminal, and NO_COLOR is not set."""
+    """Whether a console shows colours: it is a terminal without NO_COLOR."""
     return console.color_system is not None and not console.no_color
 
 

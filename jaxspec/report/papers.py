@@ -138,7 +138,7 @@ def batches(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> Table:
     speeds = lambda runs, name: (number(run, name, "tokens_per_second") for run in runs)
     best = lambda runs, name: max(speeds(runs, name), key=lambda speed: speed.value or 0)
     rows = []
-    for alike in same_but(runs, "batch_size"):
+    for alike in same_but_batch_size(runs):
         by_size = {run.settings["batch_size"]: run for run in alike}
         if len(by_size) < 2:
             continue
@@ -277,14 +277,14 @@ def pick(runs: Sequence[Run], wanted: Callable[[Method], bool]) -> list[tuple[Ru
     return [(run, name) for run in runs for name, method in run.methods.items() if wanted(method)]
 
 
-def same_but(runs: Sequence[Run], key: str) -> list[list[Run]]:
-    """Runs in groups that differ in one setting only; of each value the first run."""
-    found: dict[str, dict[Any, Run]] = {}
+def same_but_batch_size(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs in groups that differ in the batch size only; of each size the first run."""
+    found: dict[str, dict[int, Run]] = {}
     for run in runs:
         # `resolved` has costs that were measured for each batch size.
-        rest = {name: value for name, value in run.settings.items() if name not in (key, "resolved")}
+        rest = {name: value for name, value in run.settings.items() if name not in ("batch_size", "resolved")}
         alike = found.setdefault(repr((run.found["device"], run.found["dtype"], rest)), {})
-        alike.setdefault(run.settings[key], run)
+        alike.setdefault(run.settings["batch_size"], run)
     return [list(alike.values()) for alike in found.values()]
 
 

@@ -16,7 +16,6 @@ BAR, GAP = 13, 7
 NAME = 15  # height of a line with a name above bars
 LONGEST = 54  # characters of a name that fit in a line
 
-
 Point = tuple[Real, Number]  # a place on the axis of x, and the number there
 Part = tuple[str, str, Number]  # a part of a bar: its name, CSS class and number
 
@@ -65,13 +64,9 @@ def lines(
     shown = [place for each in series for place, _ in each.points]
     marks = x_ticks or ticks(min(shown, default=0), max(shown, default=1))
     left, right = min([*marks, *shown]), max([*marks, *shown])
-
-    def x(value):
-        return round(LEFT + (WIDTH - LEFT - RIGHT) * ((value - left) / (right - left) if right > left else 0.5), 1)
-
-    def y(value):
-        return round(TOP + (height - TOP - BOTTOM) * (1 - value), 1)
-
+    share = lambda value: (value - left) / (right - left) if right > left else 0.5
+    x = lambda value: round(LEFT + (WIDTH - LEFT - RIGHT) * share(value), 1)
+    y = lambda value: round(TOP + (height - TOP - BOTTOM) * (1 - value), 1)
     shapes = []
     if diagonal:
         shapes.append(f'<path class="diagonal" d="M{x(0)} {y(0)}L{x(1)} {y(1)}"/>')
@@ -104,10 +99,7 @@ def bars(
     positive = lambda number: max(number.value or 0, 0)
     wide = [sum(positive(number) for _, _, number in bar) for _, each in groups for bar in each]
     high = 1.03 * max([*wide, baseline or 1e-9])
-
-    def x(value):
-        return round(SIDE + (WIDTH - SIDE - BEHIND) * value / high, 1)
-
+    x = lambda value: round(SIDE + (WIDTH - SIDE - BEHIND) * value / high, 1)
     shapes, top = [], TOP
     for name, each in groups:
         shown = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"

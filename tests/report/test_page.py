@@ -284,7 +284,7 @@ def test_batch_sizes_are_compared_on_one_device(tmp_path: Path):
         )
         for i, (size, device) in enumerate(runs)
     ]
-    groups = papers.same_but(finished.read(paths), "batch_size")
+    groups = papers.same_but_batch_size(finished.read(paths))
     assert [[run.number for run in alike] for alike in groups] == [[0], [1, 2]]
 
 
