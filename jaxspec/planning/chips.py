@@ -86,8 +86,7 @@ GPUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Slice:
-    """Chips that run one program together: a key of `CHIPS`, and the topology of TPUs, or the number of GPUs. Of a chip
-    with several devices each counts as one, except in the topology."""
+    """Chips that run one program: a key of `CHIPS`, and a TPU topology or number of GPUs; `chips` counts devices."""
 
     kind: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Counts the work of a traced program on each chip from its shapes: products, memory, and the messages of sharding.
 
-Memory is a lower bound: every weight and cache row that a part of a round uses is read once. Activations count as
-staying on the chip, which has room for a few hundred of their rows."""
+Memory is a lower bound: every weight and cache row that a part of a round uses is read once, and activations stay on
+the chip, which has room for a few hundred of their rows."""
 
 import dataclasses
 import math
@@ -22,7 +22,6 @@ from jaxspec.model.sharding import AnyMesh
 from jaxspec.planning.chips import Collective, Work, merged
 
 COMMIT = "commit"
-
 Phase = str  # DRAFTING, LEVEL, COMMIT, or VERIFICATION and the number of nodes; in prefill FIRST_TOKEN or COMMIT
 
 _SCOPE = re.compile(rf"(?:^|/)({DRAFTING}|{LEVEL}|{FIRST_TOKEN}|{VERIFICATION}\d+)(?=/|$)")
@@ -87,7 +86,6 @@ WRITES = {"dynamic_update_slice": 1, "scatter": 2}
 """Index of the operand with the new values, by operation."""
 
 CACHE = 4  # number of axes of keys and values; weights have fewer
-
 Arguments = frozenset[int]  # the program's arguments that a value is computed from, if from nothing else
 NONE: Arguments = frozenset()
 

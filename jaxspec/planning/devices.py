@@ -1,4 +1,4 @@
-"""Absent chips as devices that only XLA's compilers can use, and the mesh of a model on them."""
+"""Absent chips, as devices for XLA's compilers only, and the mesh of a model on them."""
 
 import importlib.metadata
 import importlib.util
@@ -79,8 +79,7 @@ class NoCompilerError(Exception):
 
 
 def mesh_on(where: Slice, config: LlamaConfig, data: int, model: int, rows: int = 1) -> AnyMesh:
-    """The mesh of a model on these chips; an abstract mesh if the installed compiler does not know them, and for GPUs
-    also if there is none.
+    """The mesh of a model on these chips; abstract if the compiler does not support them, or there is none for GPUs.
 
     Raises NoCompilerError for TPUs if libtpu is not installed or too old; ValueError for an unknown TPU topology.
     """

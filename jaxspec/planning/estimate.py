@@ -1,9 +1,9 @@
 """Estimated seconds of a compiled program, by XLA's cycle counts: an interval for each part of a round.
 
-For most operations of a TPU's tensor core, XLA records an estimate of cycles. It records none for copies between main
-and fast memory, nor for messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all
-of these overlap, the upper end that none do. Between them is the time as scheduled: only that overlaps which the
-compiler scheduled so, an asynchronous copy or message with the operations between its start and its end."""
+For most operations of a TPU's tensor core, XLA records an estimate of cycles, but not for copies between main and fast
+memory, messages, sorts, in-place updates and kernels. The lower end of the interval assumes that all of these overlap
+with other operations, the upper end that none do. Between them is the time as scheduled, in which an asynchronous copy
+or message overlaps with the operations between its start and its end."""
 
 import dataclasses
 from collections import deque
@@ -56,8 +56,7 @@ class Interval(NamedTuple):
     """An estimated time in seconds, or a ratio of two."""
 
     lower: float = 0.0  # everything overlaps: the longer of the estimated cycles and of all bytes at full bandwidth
-    # The cycles, plus the times of operations without an estimate; of asynchronous ones only the time that the program
-    # waits for them in the order that the compiler chose.
+    # The cycles, plus the times of operations without an estimate; of asynchronous ones only while the program waits.
     scheduled: float = 0.0
     upper: float = 0.0  # nothing overlaps: the cycles, plus the whole times of all operations without an estimate
 
@@ -73,8 +72,7 @@ class Interval(NamedTuple):
 class Schedule:
     """Copies and messages under way while the operations of one computation run in order.
 
-    Copies take turns, and use only the time in which a running operation leaves main memory idle. Messages take turns
-    too.
+    Copies run one after another, while the running operation leaves main memory idle; messages too run one by one.
     """
 
     bandwidth: float  # bytes per second of main memory
@@ -120,7 +118,7 @@ class _Reader:
         self, computation: Computation, times: int, phase: Phase, loop: Instruction | None = None
     ) -> Iterator[Operation]:
         """Operations of a computation that runs `times` times. `phase` applies until an instruction has a path."""
-        # While a called computation runs, copies wait that this one has started: the other may use all bandwidth.
+        # Copies under way pause while a called computation runs, which may use all bandwidth.
         computations = self.program.computations
         schedule, started = Schedule(self.where.chip.bandwidth), dict[str, Operation]()
         for each in computation.instructions:
@@ -189,8 +187,7 @@ def operations(program: CompiledProgram, where: Slice, filled: float = 1.0) -> l
 
     A `while` that counts to a constant runs that often. Any other `while` counts once: it is the loop of drafting, and
     its levels are a phase of their own. For a conditional, each phase counts its slowest branch. An asynchronous
-    operation counts where the program waits for it. `filled` is the share of the cache's rows that hold tokens: the
-    attention kernel skips the others.
+    operation counts where the program waits for it. `filled` is the share of the cache that the attention kernel reads.
     """
     return list(_Reader(program, where, filled).read(program.loop, 1, COMMIT))
 

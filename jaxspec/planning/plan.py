@@ -40,8 +40,6 @@ from jaxspec.planning.table import show
 DTYPE = jnp.dtype("bfloat16")
 SETTINGS = ("model", "method", "topology", "device", "batch_size", "context", "quantize", "prompt")
 
-Compose = Callable[[Method], PlacedProgram]  # makes the loop of a method for the planned chips
-
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
@@ -95,7 +93,7 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     largest = rounds.levels + 1 if method.builder.is_chain else max(program.spec.verify_sizes)
     nodes = largest if rounds.nodes is None else rounds.nodes
     parts, memory, faults = program.parts, _sizes(program), []
-    in_prefill, room = None, True  # bytes of temporaries of prefill; whether the compiler found room for all programs
+    in_prefill, room = None, True  # bytes of prefill's temporaries; whether the compiler found room for all programs
     compiled, origin = None, "sizes and data sheets; nothing was compiled"
     if isinstance(mesh, Mesh):
         say(f"compiling the loop of {settings.method} for {where}, which takes minutes for a large model")
@@ -205,8 +203,11 @@ def _benched(settings: PlanSettings, method: Method) -> Rounds:
         ) from error
 
 
-def with_costs(method: Method, where: Slice, compose: Compose, plain: float) -> Method:
-    """The method with costs that are computed, instead of measured by `jaxspec calibrate`; `plain` in seconds."""
+def with_costs(method: Method, where: Slice, compose: Callable[[Method], PlacedProgram], plain: float) -> Method:
+    """The method with costs that are computed, instead of measured by `jaxspec calibrate`; `plain` in seconds.
+
+    `compose` makes the loop of a method for the planned chips.
+    """
 
     # With a controller that stops early, the loop contains verification of every size.
     def probe(width: int) -> PlacedProgram:

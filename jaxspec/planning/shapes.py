@@ -42,8 +42,7 @@ class Target:
 
 
 def find_model(name: str, quantize: str | None = None) -> Target:
-    """A published model by its name, a model of the hub, of which no weights are read, or a checkpoint, which may be
-    quantised already.
+    """A published model by its name, a model of the hub, of which no weights are read, or a checkpoint.
 
     Raises ValueError if there is no such model, it cannot be quantised this way, or Qwix is not installed.
     """

@@ -1,6 +1,6 @@
 """Bytes that an instruction of a compiled program moves to and from a chip's main memory, and its message.
 
-Operands are read and results are written. Buffers in fast memory do not count. Of slices only the slice counts, and of
+Operands are read and results are written. Buffers in fast memory do not count; of slices only the slice does, and of
 in-place updates only the update."""
 
 import math
@@ -13,7 +13,6 @@ TAKES = ("dynamic-slice", "slice", "gather")
 SAME = ("bitcast", "reshape", "copy-done", "slice-done", "get-tuple-element")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 """Index of the operand with the new values, by operation."""
-
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id",
     "domain", "opt-barrier", "add-dependency",
