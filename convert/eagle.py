@@ -30,7 +30,7 @@ def plan(source: Path) -> PublishedHead:
         )
     if model.num_layers != 1:
         raise CheckpointError(f"{config.file} has num_hidden_layers {model.num_layers}; an EAGLE head has one layer")
-    head_parts.name_theta(model, config.file)
+    head_parts.warn_of_theta(model, config.file)
     # Old configs do not mention the biases of the layer, so the tensors decide.
     qkv_bias = model.qkv_bias or bool(raw.get("qkv_bias")) or f"{_QUERY}.bias" in tensors
     model = dataclasses.replace(model, qkv_bias=qkv_bias)

@@ -34,7 +34,7 @@ def plan(source: Path, taps: Sequence[int] | None = None) -> PublishedHead:
     if more := next(filter(_SECOND_LAYER.match, tensors), None):
         raise CheckpointError(f"{source} holds {more}, and an EAGLE-3 head that jaxspec reads has one layer")
     if config.layout == "its authors":
-        head_parts.name_theta(model, config.file)
+        head_parts.warn_of_theta(model, config.file)
     qk_norm = any(name.endswith(".self_attn.q_norm.weight") for name in tensors)
     model = dataclasses.replace(model, tie_embeddings=False, qk_norm=qk_norm)  # it has its own LM head
     mask = head_parts.read_draft_vocabulary(config, tensors, model.vocab_size)

@@ -108,7 +108,7 @@ def _files(weights: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def at_hand(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Iterator[Path]:
+def local(source: str, revision: str | None, weights: tuple[str, ...] = WEIGHTS) -> Iterator[Path]:
     """Yields the folder of `locate`; for a source in a bucket a copy on this disk, which is removed at the end."""
     if not in_bucket(there := to_path(source)):
         yield locate(source, revision, weights)

@@ -178,7 +178,7 @@ def shape_of(
     return shape, windows
 
 
-def name_theta(model: LlamaConfig, file: Path) -> None:
+def warn_of_theta(model: LlamaConfig, file: Path) -> None:
     """Warns of a rope_theta that EAGLE's own code ignores; see `as_eagles`."""
     if model.rope.scaling in ("linear", "dynamic") and model.rope.theta != 10_000:
         say(

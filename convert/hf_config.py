@@ -127,7 +127,7 @@ _GENERATION: dict[str, Any] = {  # settings of transformers' `generate` that cha
 }  # fmt: skip
 
 
-def name_what_is_not_applied(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
+def warn_of_unapplied_settings(config: Mapping[str, Any], generation: Mapping[str, Any] | None, source: Path) -> None:
     """Warns of settings by which transformers would write other text; None: there is no generation_config.json."""
     kind = family(config)
     whole = {**_DEFAULTS[kind], **config}

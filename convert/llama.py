@@ -54,7 +54,7 @@ def convert(
     tokenizer.check_readable(source, tokenizer_from)
     with staged_by_all(out, transfer.total_bytes(tensors, dtype, quantize)) as folder:
         if processes.is_first():
-            config = dataclasses.replace(config, tokenizer_class=tokenizer.bring(source, folder, tokenizer_from))
+            config = dataclasses.replace(config, tokenizer_class=tokenizer.copy_or_make(source, folder, tokenizer_from))
         transfer.write_params(tensors, dtype, source, folder, out, quantize)
         if processes.is_first():  # written last: it marks the checkpoint as complete
             config_json.write_config(folder, config)
@@ -114,7 +114,7 @@ def _open_huggingface(source: Path, weights: Source | None) -> tuple[str, LlamaC
     if raw.get("auto_map"):
         say(f"warning: {source / 'config.json'} names code of its own (auto_map), which is not run: a {family} is read")
     tokens = hf_config.special_tokens(raw, generation or {}, family, model.vocab_size)
-    hf_config.name_what_is_not_applied(raw, generation, source)
+    hf_config.warn_of_unapplied_settings(raw, generation, source)
     tensors = _unprefixed(open_directory(source) if weights is None else weights, source)
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(MEDUSA)}
     if own and len(own) < len(tensors):

@@ -18,7 +18,7 @@ from jaxspec.host.atomic import write_whole
 from jaxspec.host.terminal import say
 
 
-def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
+def copy_or_make(source: Path, folder: Path, named: Path | None = None) -> str | None:
     """Copies the tokenizer of a model, or of a folder `named` instead, and writes its tokenizer.json if it has none.
 
     A GGUF file's tokenizer takes precedence over other files. Returns the tokenizer's class
@@ -37,7 +37,7 @@ def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
             raise ValueError(f"it has none of the files {', '.join(TOKENIZERS)}")
         copy(at, folder)
         if (at / "tokenizer.json").is_file():
-            _name_what_is_ignored(at, at)
+            _warn_of_ignored_settings(at, at)
             return class_of(at)
         if (file := vocabulary.find(at)) is not None:
             _make(file, folder)
@@ -50,13 +50,13 @@ def bring(source: Path, folder: Path, named: Path | None = None) -> str | None:
             if wrong := [token for token, id_ in listed.items() if found.get(token) != id_]:
                 kind, id_ = type(loaded).__name__, listed[wrong[0]]
                 raise ValueError(f"the token {wrong[0]!r} has the id {id_}, and not in transformers' {kind}")
-            # An AttributeError means that it is Python code, which tokenizer.json cannot hold.
+            # An AttributeError means a tokenizer of Python code, which tokenizer.json cannot hold.
             _write(loaded.backend_tokenizer, loaded.special_tokens_map, folder)
-        _name_what_is_ignored(at, folder)
+        _warn_of_ignored_settings(at, folder)
         return GENERIC
     except Exception as error:  # transformers raises many kinds
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # of this disk
+            raise  # an error of the disk, not of the tokenizer
         for file in files(folder):
             file.unlink()
         say(
@@ -84,7 +84,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_readable(source: Path, named: Path | None = None) -> None:
-    """Raises CheckpointError if the tokenizer of a model is not whole or cannot be read; arguments as in `bring`."""
+    """Raises CheckpointError if the tokenizer that `copy_or_make` would copy is not whole or cannot be read."""
     if named is not None and not has_tokenizer(named):
         raise CheckpointError(f"{named} holds no Hugging Face tokenizer; name another --tokenizer")
     for file in files(named or source):
@@ -101,7 +101,7 @@ def replace(source: Path, checkpoint: Path) -> None:
     check_readable(source)
     with tempfile.TemporaryDirectory() as temporary:
         new = Path(temporary)
-        if (kind := bring(source, new)) is None:
+        if (kind := copy_or_make(source, new)) is None:
             raise CheckpointError(f"{source} holds no tokenizer that can be read, so {checkpoint} keeps its own")
         contents = {file.relative_to(new): file.read_bytes() for file in files(new)}
     for file in files(checkpoint):
@@ -118,7 +118,7 @@ def _in_gguf(file: Path) -> dict[str, str]:
     return gguf_tokenizer.files(gguf.open_gguf(file).metadata, file.name)
 
 
-def _name_what_is_ignored(source: Path, made: Path) -> None:
+def _warn_of_ignored_settings(source: Path, made: Path) -> None:
     """Warns of settings of tokenizer_config.json that are without effect here; `made` holds the tokenizer.json."""
     file, tokenizer = source / "tokenizer_config.json", load_tokenizer(made)
     if tokenizer is None or not file.is_file():
@@ -139,7 +139,7 @@ def _name_what_is_ignored(source: Path, made: Path) -> None:
 
 
 def _make(file: Path, folder: Path) -> None:
-    """Writes the tokenizer.json of a bare vocabulary. As in transformers, BOS goes before a text if no file differs."""
+    """Writes the tokenizer.json of a bare vocabulary. As in transformers, BOS goes before a text by default."""
     own = read_if_there(folder / "tokenizer_config.json")
     config = own if "added_tokens_decoder" in own else own | read_if_there(folder / "special_tokens_map.json")
     tokenizer, named = vocabulary.read(file, config.get("add_prefix_space") is not False)

@@ -78,7 +78,7 @@ def _run(command: Callable[[], Any]) -> NoReturn:
     except BrokenPipeError:
         # The reader of the pipe has ended: no message.
         if watching := shared_exit.running():
-            watching.tell("", 1)
+            watching.record("", 1)
         sys.exit(1)
     except Exception as error:
         if shared_exit.running() and "Gloo" in str(error):  # a ValueError now and then
@@ -163,7 +163,7 @@ def fail(sentence: str, code: int) -> NoReturn:
     if os.environ.get("JAXSPEC_TRACEBACK") and sys.exc_info()[0] is not None:
         traceback.print_exc(file=sys.__stderr__ if shared_exit.running() else None)
     if watching := shared_exit.running():
-        watching.tell(sentence, code)
+        watching.record(sentence, code)
     else:
         print(sentence, file=sys.stderr, flush=True)
     if code != 2 and sys.stderr is sys.__stderr__:

@@ -27,7 +27,7 @@ def convert_llama(settings: Llama) -> None:
         shard_stream.convert(model, *how, settings.hosts.place())
         return
     settings.hosts.join()
-    with folders.at_hand(settings.src, settings.revision) as source:
+    with folders.local(settings.src, settings.revision) as source:
         llama.convert(source, *how)
 
 
@@ -40,7 +40,7 @@ def convert_head(settings: Head) -> None:
         _cut_head(settings, target)
         return
     numbers = None if taps is None else _numbers(taps)
-    with folders.at_hand(settings.src, settings.revision, folders.HEAD_WEIGHTS) as source:
+    with folders.local(settings.src, settings.revision, folders.HEAD_WEIGHTS) as source:
         config = heads.convert(source, settings.out, target, settings.dtype, numbers, settings.rows)
     beside = settings.out.parent == target / "heads"
     where = settings.out.name if beside else f"{'' if settings.out.is_absolute() else './'}{settings.out}"
@@ -115,7 +115,7 @@ def export(settings: Export) -> None:
 def replace_tokenizer(settings: Tokenizer) -> None:
     from jaxspec.convert import folders, tokenizer
 
-    with folders.at_hand(settings.src, settings.revision, folders.TOKENIZERS) as source:
+    with folders.local(settings.src, settings.revision, folders.TOKENIZERS) as source:
         tokenizer.replace(source, settings.path)
 
 
@@ -127,8 +127,8 @@ def describe(settings: Inspect) -> None:
     if settings.verify:  # first, because a damaged one can hardly be described
         inspect.verify(path)
     # A checkpoint or head of jaxspec's is read where it is, also in a bucket.
-    at_hand = contextlib.nullcontext(path) if ours else folders.at_hand(str(path), None, folders.HEAD_WEIGHTS)
-    with at_hand as found:
+    local = contextlib.nullcontext(path) if ours else folders.local(str(path), None, folders.HEAD_WEIGHTS)
+    with local as found:
         print(inspect.describe(found))
 
 

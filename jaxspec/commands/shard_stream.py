@@ -246,7 +246,7 @@ def _complete(
     parameters.write_index(out / "params", {part: names for each in found for part, names in each["parts"].items()})
     digests = checksums.digests(out, [f"params/{parameters.PARTS}"])
     checksums.write_digests(out, digests | {name: sha for each in found for name, sha in each["sha256"].items()})
-    kind = tokenizer.bring(source, out, tokenizer_from)
+    kind = tokenizer.copy_or_make(source, out, tokenizer_from)
     config_json.write_config(out, dataclasses.replace(config, tokenizer_class=kind))
     buckets.remove(out / RECORDS)
 

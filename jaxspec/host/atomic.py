@@ -76,7 +76,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
     content = content if isinstance(content, bytes) else content.encode()
     if buckets.in_bucket(path):
         path.write_bytes(content)
-        buckets.written(path)
+        buckets.forget_appended(path)
         return
     if path.is_symlink():
         path = path.resolve()  # the link stays

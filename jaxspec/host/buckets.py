@@ -147,7 +147,7 @@ class BucketPath(PosixPath):
         return self.write_bytes(data.encode())
 
     def unlink(self, missing_ok: bool = False) -> None:
-        written(self)  # appended text that still waits must not be uploaded
+        forget_appended(self)  # what still waits must not be uploaded
         self._there(lambda there: there.unlink(missing_ok=missing_ok))
 
 
@@ -298,7 +298,7 @@ def append(path: Path, text: str) -> None:
             _upload(path, log)
 
 
-def written(path: Path) -> None:
+def forget_appended(path: Path) -> None:
     """Forgets appended text, because another text has replaced the whole object."""
     with _lock:
         _appended.pop(path, None)

@@ -45,9 +45,9 @@ class Watch:
         os.set_blocking(wake, False)
         if threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # written to even while Python runs no signal handler
-        threading.Thread(target=self._look, name="watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
-    def tell(self, sentence: str, code: int) -> Reason:
+    def record(self, sentence: str, code: int) -> Reason:
         """Records why this process ends. Returns the first recorded reason, which one process prints."""
         if threading.current_thread() is threading.main_thread():
             self.ending = True
@@ -79,20 +79,20 @@ class Watch:
                     stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
             os._exit(1 if reason is None else reason.code)
 
-    def _look(self) -> None:
-        while (reason := self._told() or self._reason()) is None:
-            pass  # `_told` waits
+    def _watch(self) -> None:
+        while (reason := self._reason_of_signal() or self._reason()) is None:
+            pass  # `_reason_of_signal` waits
         self._print(reason)
         if not self.ending:
             os.kill(os.getpid(), signal.SIGTERM)  # ends the main thread, unless it is inside a computation
         time.sleep(GRACE)
         self.leave()
 
-    def _told(self) -> Reason | None:
-        """A signal to this process, told to all; None if none came for a while."""
+    def _reason_of_signal(self) -> Reason | None:
+        """Waits a while for a signal to this process, and records it as the reason; None without one."""
         ready, _, _ = select.select([self.signals], [], [], EVERY)
         came = os.read(self.signals, 64) if ready else b""
-        return next((self.tell(said, 128 + number) for number, said in _SIGNALS.items() if number in came), None)
+        return next((self.record(word, 128 + number) for number, word in _SIGNALS.items() if number in came), None)
 
     def _reason(self) -> Reason | None:
         found = self._get(REASON)

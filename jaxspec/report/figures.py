@@ -65,7 +65,7 @@ def by_category(run: Run, colours: Colours) -> Figure | None:
     body = svg.bars(
         [(each or run.data, bars(each)) for each in shown], x_label="speedup over plain decoding", baseline=1
     )
-    caption = f"Decoding alone, without prefill.{_few(run, len(names))}"
+    caption = f"Decoding alone, without prefill.{_omission(run, len(names))}"
     return Figure("Speedup by category", run.title, caption, svg.legend({name: colours[name] for name in names}) + body)
 
 
@@ -115,7 +115,7 @@ def control(run: Run, colours: Colours) -> Figure | None:
     for name in run.methods:
         if curve := thresholds(run, name):
             source = ["replayed", run.number, name]
-            points = [(at, Number(curve[at], PLAIN, [*source, at])) for at in _some(len(curve))]
+            points = [(at, Number(curve[at], PLAIN, [*source, at])) for at in _rounds_drawn(len(curve))]
             label, _ = READ[type(run.methods[name].controller)]
             series.append(Series(f"{name}: {label}", points, colours[name]))
     return _lines(
@@ -137,7 +137,7 @@ def time(run: Run, colours: Colours) -> Figure | None:
     names, styles = fastest(run), {part: f"part{i}" for i, part in enumerate(PARTS)}
     bar = lambda name: [(part, style, a_token(run, name, "breakdown", part)) for part, style in styles.items()]
     body = svg.bars([(name, [bar(name)]) for name in [REFERENCE, *names]], x_label="milliseconds per token", unit=1e3)
-    few = _few(run, len(names))
+    few = _omission(run, len(names))
     caption = f"Predicted from the measured cost of each part of a round; other is what is left.{few}"
     return Figure("Where the time goes", run.title, caption, svg.legend(styles) + body)
 
@@ -148,13 +148,13 @@ def _lines(run: Run, title: str, caption: str, series: Sequence[Series], **axes:
     return Figure(title, run.title, caption, key + svg.lines(series, **axes)) if series else None
 
 
-def _few(run: Run, shown: int) -> str:
+def _omission(run: Run, shown: int) -> str:
     """A sentence where a figure does not show all methods."""
     drafting = len(run.methods) - 1
     return f" The {f'{shown} ' if shown > 1 else ''}fastest of {drafting} methods." if shown < drafting else ""
 
 
-def _some(rounds: int) -> list[int]:
+def _rounds_drawn(rounds: int) -> list[int]:
     """Numbers of the rounds that are drawn, about POINTS of them, the first and the last included."""
     return [*range(0, rounds - 1, max(rounds // POINTS, 1)), rounds - 1] if rounds else []
 

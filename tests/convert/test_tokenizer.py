@@ -53,7 +53,7 @@ def sentencepiece_model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def brought(source: Path, folder: Path) -> Tokenizer:
     """The tokenizer of a model's folder, as conversion writes it to this new one."""
     folder.mkdir()
-    assert tokenizer.bring(source, folder) == "PreTrainedTokenizerFast"
+    assert tokenizer.copy_or_make(source, folder) == "PreTrainedTokenizerFast"
     return loaded(folder)
 
 
@@ -174,7 +174,7 @@ def test_tokens_that_the_vocabulary_cannot_have_are_named(
     (source / "added_tokens.json").write_text(json.dumps(added))
     (source / "tokenizer.model").write_bytes(sentencepiece_model)
     (tmp_path / "out").mkdir()
-    assert tokenizer.bring(source, tmp_path / "out") is None
+    assert tokenizer.copy_or_make(source, tmp_path / "out") is None
     assert reason in capsys.readouterr().err
 
 
@@ -229,7 +229,7 @@ def test_vocab_json_with_merges_is_read_as_transformers_reads_it(tmp_path: Path,
     ):
         source = write(tmp_path / "hf2", None, {"tokenizer_class": kind}, model_type=family)
         (source / "added_tokens.json").write_text(json.dumps(added))
-        assert tokenizer.bring(source, tmp_path / "out") is None
+        assert tokenizer.copy_or_make(source, tmp_path / "out") is None
         assert f"the token {reason}, and not in transformers' {kind}" in capsys.readouterr().err
 
 
@@ -313,7 +313,7 @@ def test_sentencepiece_models_of_another_kind_are_named(
         setattr(getattr(model, part), name, value)
     (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
     (tmp_path / "out").mkdir()
-    assert tokenizer.bring(tmp_path, tmp_path / "out") is None
+    assert tokenizer.copy_or_make(tmp_path, tmp_path / "out") is None
     assert f"model {reason}" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
 
@@ -327,7 +327,7 @@ def test_the_package_that_reads_sentencepiece_is_named(
     for of_meta in (False, True):
         if of_meta:
             (tmp_path / "params.json").write_text("{}")
-        assert tokenizer.bring(tmp_path, tmp_path / "out") is None
+        assert tokenizer.copy_or_make(tmp_path, tmp_path / "out") is None
         assert "pip install sentencepiece protobuf" in capsys.readouterr().err
     assert not list((tmp_path / "out").iterdir())
 
@@ -351,7 +351,7 @@ def test_settings_that_tokenizer_json_contradicts_are_named(tmp_path: Path, caps
         config = {"add_bos_token": add, "add_eos_token": False, **NAMED}
         for bos in (True, False):
             source = write(tmp_path / f"{add}{bos}", of_bytes(bos=bos), config, model_type="llama")
-            tokenizer.bring(source, tmp_path)
+            tokenizer.copy_or_make(source, tmp_path)
             error = capsys.readouterr().err
             assert ("sets add_bos_token to" in error) == (add != bos)
             assert "add_eos_token" not in error
@@ -363,7 +363,7 @@ def test_decoded_text_that_transformers_would_change_is_named(tmp_path: Path, ca
         source = write(tmp_path / str(named), backend, {"clean_up_tokenization_spaces": True}, model_type="llama")
         config = source / "tokenizer_config.json"
         config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())  # as Windows' editors begin a file
-        tokenizer.bring(source, tmp_path)
+        tokenizer.copy_or_make(source, tmp_path)
         assert ("sets clean_up_tokenization_spaces to true and is ignored" in capsys.readouterr().err) == named
 
 

@@ -13,7 +13,7 @@ from jaxspec.evaluate.runlog import log_of
 from jaxspec.options.by_command import Report
 from jaxspec.report import page, papers, svg
 from jaxspec.report import runs as finished
-from jaxspec.report.figures import _some, colours_of, control
+from jaxspec.report.figures import _rounds_drawn, colours_of, control
 from jaxspec.report.page import turn_to_json
 from jaxspec.report.papers import published
 from tests.report import made_up
@@ -320,7 +320,7 @@ def test_long_runs_are_thinned(tmp_path: Path):
     figure = control(run, colours_of([run]))
     assert figure is not None
     assert 500 <= figure.body.count("<circle") <= 1001
-    assert _some(0) == [] and _some(3) == [0, 1, 2] and _some(5001)[-2:] == [4990, 5000]
+    assert _rounds_drawn(0) == [] and _rounds_drawn(3) == [0, 1, 2] and _rounds_drawn(5001)[-2:] == [4990, 5000]
 
 
 def test_what_a_page_leaves_out_is_said(runs: list[Path]):
