@@ -177,7 +177,7 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None, count: i
 
 
 def _anchor(config: PublishedConfig) -> bool:
-    """Whether each row drafts the next position, and not its own. Raises CheckpointError where nothing tells."""
+    """Whether each row drafts the next position, and not its own. Raises CheckpointError where that is not clear."""
     raw, file, layout = config.raw, config.file, config.layout
     flag = boolean(config.given, "sample_from_anchor", file)
     if flag is not None:
@@ -211,8 +211,8 @@ def _causal(config: PublishedConfig, windows: Sequence[int]) -> tuple[bool, ...]
     raw, file, slides = config.raw, config.file, [window > 0 for window in windows]
     flags = {key: boolean(config.given, key, file) for key in _CAUSAL if config.given.get(key) is not None}
     if len(set(flags.values())) > 1:
-        told = " and ".join(f"{key} {value}" for key, value in flags.items())
-        raise CheckpointError(f"{file} contradicts itself about causal blocks: {told}")
+        given = " and ".join(f"{key} {value}" for key, value in flags.items())
+        raise CheckpointError(f"{file} contradicts itself about causal blocks: {given}")
     flag = next(iter(flags.values()), None)
     if config.is_speculators:
         non_causal = bool(boolean(raw, "sliding_window_non_causal", file))
@@ -234,11 +234,11 @@ def _terms(config: PublishedConfig, tensors: Mapping[str, Tensor]) -> dict[str, 
     given, file, layout = config.given, config.file, config.layout
     speculators = given.get("speculators_model_type") == "dspark"
     rank = integer(given, "markov_rank", str(file), otherwise=256 * speculators, least=0)
-    # The number of heads tells whether they share keys and values (gqa) or not (mha).
+    # The number of heads shows whether they share keys and values (gqa) or not (mha).
     for key, known in {"markov_head_type": ("vanilla",), "attention_mode": ("gqa", "mha")}.items():
         if (value := given.get(key, known[0])) not in known:
-            told = " or ".join(map(repr, known))
-            raise CheckpointError(f"{file} sets {key!r} to {value!r}, and jaxspec only reads {told}")
+            read = " or ".join(map(repr, known))
+            raise CheckpointError(f"{file} sets {key!r} to {value!r}, and jaxspec only reads {read}")
     enabled = boolean(given, "enable_confidence_head", file)
     if enabled is None:
         alpha = given.get("confidence_head_alpha", 0)

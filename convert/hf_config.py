@@ -139,15 +139,15 @@ def warn_of_unapplied_settings(config: Mapping[str, Any], generation: Mapping[st
     file, values = ("config.json", config) if generation is None else ("generation_config.json", generation)
     active = [key for key, none in _GENERATION.items() if values.get(key) and values[key] != none]
     if active:
-        told = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in active)
-        say(f"warning: {source / file} sets {told}, which jaxspec does not apply")
+        listed = ", ".join(f"{key} {reprlib.repr(values[key])}" for key in active)
+        say(f"warning: {source / file} sets {listed}, which jaxspec does not apply")
     if values.get("do_sample"):
         options = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}  # transformers' defaults
-        told = " ".join(
+        typed = " ".join(
             f"--{key.replace('_', '-')} {usual if values.get(key) is None else values[key]}"
             for key, usual in options.items()
         )
-        say(f"warning: {source / file} sets do_sample, and jaxspec decodes greedily unless told otherwise: {told}")
+        say(f"warning: {source / file} sets do_sample, and jaxspec decodes greedily unless told otherwise: {typed}")
     eos_of = lambda where: _ids(where.get("eos_token_id"), "eos_token_id", file, LARGEST)
     if generation is not None and (more := [token for token in eos_of(config) if token not in eos_of(generation)]):
         say(

@@ -139,9 +139,9 @@ class SkipSearch(Decoding):
     """Search which attention and MLP blocks a model can leave out while drafting (Draft & Verify).
 
     Nothing is trained. The search tries sets of blocks on a few prompts and minimises the time per verified token by
-    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it.Two tables compare it
-    with simpler choices of as many blocks, and with the best sets of fewer trials; RUN gets figures. The same command
-    resumes a killed search. To extend a finished one, repeat it with its --run, more --trials and a new --out.
+    Bayesian optimisation. It writes the best set, a small JSON file, where `layer-skip` finds it. Two tables compare
+    it with simpler choices of as many blocks, and with the best sets of fewer trials; RUN gets figures. The same
+    command resumes a killed search. To extend a finished one, repeat it with its --run, more --trials, another --out.
 
     For example: jaxspec-train skip-search --target tinyllama --data ~/src --trials 300
     """

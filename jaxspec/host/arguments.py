@@ -8,7 +8,7 @@ from typing import Any
 
 
 def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """A whole number. Raises ValueError, with the name that users know it by, for anything else, 16.0 too."""
+    """A whole number. Raises ValueError about `name`, as users call it, for anything else, 16.0 too."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -23,7 +23,7 @@ def integer(name: str, value: Any, least: int | None = None, most: int | None = 
 
 
 def number(name: str, value: Any) -> float:
-    """A finite number. Raises ValueError, with the name that users know it by, for anything else, such as text."""
+    """A finite number. Raises ValueError about `name`, as users call it, for anything else, such as text."""
     try:
         if isinstance(value, str | bytes) or str(value) in ("True", "False"):  # also a boolean of NumPy or JAX
             raise TypeError

@@ -28,7 +28,7 @@ class Hosts:
     """With --coordinator HOST:PORT: the number of this process, counted from 0."""
 
     def join(self, *, several: bool = True) -> None:
-        """Connects to the other processes, if any, before anything is computed. After it only the first process prints.
+        """Connects to the other processes, if any, before anything is computed. Then only the first process prints.
 
         Raises ValueError for options that contradict each other, and if the command cannot run as `several` processes.
         """

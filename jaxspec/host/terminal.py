@@ -72,19 +72,19 @@ class Progress:
         if self.due():
             self.show(self.done)
 
-    def report(self, done: int, said: str = "") -> None:
+    def report(self, done: int, remark: str = "") -> None:
         """Shows the progress, with the seconds that are left at the speed so far, if it is `due` or complete."""
         if self.due() or done == self.total:
             each = (time.monotonic() - self.began) / max(done - self.before, 1)
-            self.show(done, said, each * (self.total - done))
+            self.show(done, remark, each * (self.total - done))
 
-    def show(self, done: int, said: str = "", left: float | None = None) -> None:
+    def show(self, done: int, remark: str = "", left: float | None = None) -> None:
         """Shows the number of finished pieces, a remark, and the seconds that are left."""
         self.done = done
         if self.draw is not None:
-            self.draw(done, said)
+            self.draw(done, remark)
             return
-        more = [said] * bool(said) + ([] if left is None else [f"{left:.0f} s left"])
+        more = [remark] * bool(remark) + ([] if left is None else [f"{left:.0f} s left"])
         numbers = f"{self.title} {self.form(done)} of {self.form(self.total)}"
         say(f"{numbers}: {', '.join(more)}" if more else numbers)
 
@@ -107,5 +107,5 @@ def progress(title: str, total: int, done: int = 0, form: Callable[[int], str] =
     with Bar(TextColumn(title), BarColumn(), numbers, TextColumn("{task.description}"), TimeRemainingColumn(),
              console=Console(stderr=True)) as bar:  # fmt: skip
         task = bar.add_task("", total=total, completed=done, numbers=of(done))
-        draw = lambda done, said: bar.update(task, completed=done, description=said, numbers=of(done))
+        draw = lambda done, remark: bar.update(task, completed=done, description=remark, numbers=of(done))
         yield Progress(title, total, done, draw, form)

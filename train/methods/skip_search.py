@@ -316,10 +316,10 @@ def draw_figure(trials: Sequence[Trial], best: SkipMask, out: Path) -> None:
 def suggest(tried: Sequence[Trial], size: int, seed: int) -> Corner:
     """The next set of `size` switches to try, by Bayesian optimisation. The first is empty, the next are random.
 
-    A Gaussian process models the results so far on the cube [0, 1]^size, whose corners are the sets.Its length scale is
-    refitted every tenth trial. Expected improvement is compared at random corners, also near the best.
+    A Gaussian process models the results so far on the cube [0, 1]^size, whose corners are the sets. Its length scale
+    is refitted every tenth trial. Expected improvement is compared at random corners, some of them near the best sets.
 
-    The arguments determine it, so a resumed search continues as before. Raises ValueError if all sets were tried.
+    The arguments determine the result, so a resumed search continues alike. Raises ValueError if all sets were tried.
     """
     rng = np.random.default_rng((seed, len(tried)))
     if not tried:

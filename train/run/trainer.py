@@ -32,8 +32,11 @@ from jaxspec.train.run.folder import Run
 from jaxspec.train.run.log import open_log
 from jaxspec.train.run.packed import Loss, Params, Summed, Sums
 
-# `measure_chain` decodes so many prompts of at most so many tokens, with so many new ones, by chains of this length.
-PROMPTS, PROMPT_TOKENS, NEW_TOKENS, CHAIN = 16, 128, 64, 5
+# Of the texts that `measure_chain` decodes.
+PROMPTS = 16
+PROMPT_TOKENS = 128
+NEW_TOKENS = 64
+CHAIN = 5
 
 Measured = dict[str, Any]
 
