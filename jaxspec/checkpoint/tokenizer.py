@@ -54,7 +54,6 @@ _TEKKEN_SPLIT = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-
 _encoding = threading.Lock()  # of all tokenizers, because a tokenizer with a lock could be neither pickled nor copied
 
 

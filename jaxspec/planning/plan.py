@@ -111,20 +111,21 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
     works = {name: parts.work(each) if each else None for name, each in runs.items()}
     works["prefill"] = plain.prefill_work(settings.prompt) if settings.prompt else None
     floors = {name: work and where.seconds(Work(work.flops, work.bytes)) for name, work in works.items()}
-    took, done, gain = dict[str, Interval | None].fromkeys(works), dict[str, list[Operation]](), None
+    estimates, operations, speedup = dict[str, Interval | None].fromkeys(works), dict[str, list[Operation]](), None
     if compiled is not None and where.is_tpu:
-        took |= {name: compiled.seconds(each) if each else None for name, each in runs.items()}
-        done |= {name: compiled.during(each) for name, each in runs.items()}
+        estimates |= {name: compiled.seconds(each) if each else None for name, each in runs.items()}
+        operations |= {name: compiled.during(each) for name, each in runs.items()}
         if settings.prompt:
             found = _prefill(program, settings, where, with_options)
-            took["prefill"], done["prefill"], in_prefill = found or (None, [], None)
+            estimates["prefill"], operations["prefill"], in_prefill = found or (None, [], None)
             room = found is not None
         if rounds.tau is not None:
             say("compiling the loop of plain decoding, to compare with")
             if before := compiled_loop(plain):
-                now = map(sum, zip(*(took[name] or Interval() for name in runs), strict=True))
+                now = map(sum, zip(*(estimates[name] or Interval() for name in runs), strict=True))
                 ratios = zip(before.seconds(plain_runs), now, strict=True)
-                gain = Interval(*(one / other * rounds.tau for one, other in ratios))
+                speedup = Interval(*(one / other * rounds.tau for one, other in ratios))
+    by_xla = _estimates(floors, estimates, operations, speedup)
     limit, total = int(where.chip.memory), sum(memory.values()) + max(0, (in_prefill or 0) - memory["temporaries"])
     return {
         "settings": {
@@ -149,11 +150,11 @@ def plan(settings: PlanSettings) -> dict[str, Any]:
             "spare": limit - total,
         },
         **_time({name: works[name] or Work() for name in runs}, rounds, nodes, where, plain_seconds),
-        **(_estimates(floors, took, done, gain) if done else dict.fromkeys(_estimates({}, {}, {}, None))),
+        **(by_xla if operations else dict.fromkeys(by_xla)),
         "floor_seconds": floors,
-        "prefill": _prefill_entry(settings.prompt, works["prefill"], floors["prefill"], took["prefill"], where),
-        "in_fast_memory": compiled.in_fast_memory if compiled is not None and done else None,
-        "slowest_operations": _slowest(done, settings.explain) if done else None,
+        "prefill": _prefill_entry(settings.prompt, works["prefill"], floors["prefill"], estimates["prefill"], where),
+        "in_fast_memory": compiled.in_fast_memory if compiled is not None and operations else None,
+        "slowest_operations": _slowest(operations, settings.explain) if operations else None,
         "collectives": [
             {"phase": phase, **dataclasses.asdict(each)}
             for phase, work in parts.works.items()
@@ -267,17 +268,17 @@ def _prefill(
     say(f"compiling prefill, {chunk} tokens at a time")
     filled = filled_on_average(settings.prompt, chunk, settings.context)
     options = backend.TPU_PREFILL_OPTIONS if with_options else None
-    chunks, took, done, temporaries = math.ceil(settings.prompt / chunk), [], list[Operation](), 0
+    chunks, estimates, operations, temporaries = math.ceil(settings.prompt / chunk), [], list[Operation](), 0
     for traced, times in program.trace_prefill(chunk):
         compiled = Compiled.of(traced, where, filled, options)
         if compiled is None:
             return None
         phases = {each.phase for each in compiled.operations}
         runs = {phase: 1 if phase == FIRST_TOKEN else chunks * times for phase in phases}
-        took.append(compiled.seconds(runs))
-        done += compiled.during(runs)
+        estimates.append(compiled.seconds(runs))
+        operations += compiled.during(runs)
         temporaries = max(temporaries, compiled.temporaries)
-    return Interval(*map(sum, zip(*took, strict=True))), done, temporaries
+    return Interval(*map(sum, zip(*estimates, strict=True))), operations, temporaries
 
 
 def _sizes(program: PlacedProgram) -> dict[str, int]:
@@ -318,32 +319,29 @@ def _time(works: Mapping[str, Work], rounds: Rounds, nodes: int | float, where: 
 
 def _estimates(
     floors: Mapping[str, float | None],
-    took: Mapping[str, Interval | None],
-    done: Mapping[str, Sequence[Operation]],
-    gain: Interval | None,
+    estimates: Mapping[str, Interval | None],
+    operations: Mapping[str, Sequence[Operation]],
+    speedup: Interval | None,
 ) -> dict[str, Any]:
-    """The entries that XLA estimates, from the floor, the estimate and the operations of each part.
-
-    `gain` is the speedup over plain decoding.
-    """
-    over = {name: each.times(1 / floor) if (floor := floors[name]) and each else None for name, each in took.items()}
-    of_round = {name: each for name, each in took.items() if name != "prefill"}
-    ends = lambda estimates: {name: each and each.ends for name, each in estimates.items()}
-    scheduled = lambda estimates: {name: each and each.scheduled for name, each in estimates.items()}
+    """The entries that XLA estimates, from the floor, the estimate and the operations of each part."""
+    over = {name: one.times(1 / floor) if (floor := floors[name]) and one else None for name, one in estimates.items()}
+    of_round = {name: each for name, each in estimates.items() if name != "prefill"}
+    ends = lambda found: {name: each and each.ends for name, each in found.items()}
+    scheduled = lambda found: {name: each and each.scheduled for name, each in found.items()}
     return {
         "estimate_over_floor": ends(over),
         "estimated_seconds_per_round": ends(of_round),
-        "estimate_coverage": {name: coverage(done[name]) if done.get(name) else None for name in took},
-        "estimated_speedup": gain and sorted(gain.ends),
+        "estimate_coverage": {name: coverage(operations[name]) if operations.get(name) else None for name in estimates},
+        "estimated_speedup": speedup and sorted(speedup.ends),
         "scheduled_over_floor": scheduled(over),
         "scheduled_seconds_per_round": scheduled(of_round),
-        "scheduled_speedup": gain and gain.scheduled,
-        "not_estimated": {name: _kinds(operations) for name, operations in done.items()},
+        "scheduled_speedup": speedup and speedup.scheduled,
+        "not_estimated": {name: _kinds(own) for name, own in operations.items()},
     }
 
 
 def _prefill_entry(
-    prompt: int | None, work: Work | None, floor: float | None, took: Interval | None, where: Slice
+    prompt: int | None, work: Work | None, floor: float | None, estimate: Interval | None, where: Slice
 ) -> dict[str, Any] | None:
     """The entry for prefill; None without --prompt."""
     if work is None:
@@ -352,29 +350,29 @@ def _prefill_entry(
         "tokens": prompt,
         "flops": work.flops,
         "floor_seconds": floor,
-        "estimated_seconds": took and took.ends,
-        "scheduled_seconds": took and took.scheduled,
-        "share_of_peak": took and [work.flops / (where.chip.flops * end) for end in reversed(took.ends)],
+        "estimated_seconds": estimate and estimate.ends,
+        "scheduled_seconds": estimate and estimate.scheduled,
+        "share_of_peak": estimate and [work.flops / (where.chip.flops * end) for end in reversed(estimate.ends)],
     }
 
 
-def _kinds(done: Sequence[Operation]) -> dict[str, dict[str, int | float]]:
+def _kinds(operations: Sequence[Operation]) -> dict[str, dict[str, int | float]]:
     """Operations without an estimate, by kind: count, bytes of main memory, and seconds that they add."""
-    kinds = {kind: [each for each in done if each.kind == kind] for kind in sorted({each.kind for each in done})}
+    kinds = sorted({each.kind for each in operations} - {ESTIMATED})
+    by_kind = {kind: [each for each in operations if each.kind == kind] for kind in kinds}
     return {
         kind: {
             "count": sum(each.times for each in own),
             "bytes": sum(each.times * each.bytes for each in own),
             "seconds": sum(each.seconds for each in own),
         }
-        for kind, own in kinds.items()
-        if kind != ESTIMATED
+        for kind, own in by_kind.items()
     }
 
 
-def _slowest(done: Mapping[str, Sequence[Operation]], count: int) -> list[dict[str, Any]]:
+def _slowest(operations: Mapping[str, Sequence[Operation]], count: int) -> list[dict[str, Any]]:
     """The `count` operations with the longest times. Operations of a drafting level count for one level."""
-    every = [(name, each) for name, operations in done.items() for each in operations]
+    every = [(name, each) for name, own in operations.items() for each in own]
     return [
         {
             "part": name,
