@@ -160,7 +160,7 @@ class Keys:
     """The settings of a kind of head, besides those without effect."""
 
     read: frozenset[str]  # those that its conversion reads at the top level
-    fixed: Mapping[str, Any]  # those that must have a value, there or in one of `SECTIONS`
+    fixed: Mapping[str, Any]  # the only value that a setting may have, there or in one of `SECTIONS`
     nested: frozenset[str] = frozenset()  # those that it reads in one of `SECTIONS`
     classes: tuple[str, ...] = ()  # what `architectures` may name, beside the classes of the kind in `_TABLE`
     layers: str = "transformer_layer_config"  # the object that describes the layers, unless the top level does

@@ -1,4 +1,4 @@
-"""Tokenizer files: copied, never executed. A missing tokenizer.json is made from the vocabulary that is there."""
+"""Tokenizer files: copied, never executed. A missing tokenizer.json is made from another file of the vocabulary."""
 
 import dataclasses
 import json

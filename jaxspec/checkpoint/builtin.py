@@ -11,7 +11,7 @@ from jaxspec.model.config import LlamaConfig
 BUILTIN = "builtin"
 FOLDER = Path(__file__).parent.parent / BUILTIN
 QUESTIONS = FOLDER.parent / "questions"
-_HUB = "jaxspec.commands.hub"  # lies above this package and loads all of conversion, hence imported when it is needed
+_HUB = "jaxspec.commands.hub"  # imported when needed: it is above this package, and loads all of conversion
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 

@@ -21,11 +21,11 @@ def fetch(name: str, target: Path | None = None) -> Path:
     Raises CheckpointError if that fails, or if one of several processes would have to do it.
     """
     model = cache_folder() / "hub" / name.replace("/", "--")
-    # A head is converted for one target, which decides what of it is kept.
+    # A head is converted for one target: tensors that equal the target's are left out.
     digest = None if target is None else weights_sha256(target)
     head = None if digest is None else model.with_name(f"{model.name}.{digest[:12]}")
     for place in filter(None, (head, model)):
-        # A target's own folder on the hub may hold Medusa heads, too.
+        # Not the target itself, whose folder on the hub may hold Medusa heads too.
         if (place / "config.json").is_file() and weights_sha256(place) != digest:
             return place
     if jax.process_count() > 1:

@@ -222,7 +222,7 @@ def convert(
         files = _by_file(tensors, out, dtype, quantize)
         _write_params(shards, files, dtype, quantize, out, place)
         missing = sum(not file.record.exists() for file in files)
-        complete = (out / "config.json").exists()  # after the records, which the host that completes it removes
+        complete = (out / "config.json").exists()  # checked after the records, because the completing host removes them
         if not missing:
             _complete(out, [file.record for file in files], config, source, tokenizer_from)
             if place[1] == 1:

@@ -15,7 +15,7 @@ from jaxspec.methods.method import HISTORY, default_method, parse_method, typed
 ALL = "all"
 CHAIN = "chain,length=5"  # as EAGLE's n-α and EDD's Table 1
 LENGTHS = (2, 8)  # of further chains
-MATCH = 5  # tokens that must match before a draft is copied from the text (SAM decoding, arXiv:2411.10666)
+MATCH = 5  # `history`: tokens that must match before a draft is copied from the text (SAM decoding, arXiv:2411.10666)
 
 
 def all_methods(target: Path) -> tuple[str, ...]:

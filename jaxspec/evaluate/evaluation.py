@@ -29,7 +29,7 @@ from jaxspec.options.by_command import Eval, Merge
 Asked = tuple[int, int]  # numbers of a question and of one of its answers (`--samples`)
 asked_of = itemgetter("index", "sample")  # of a line
 OF_MACHINES = ("target", "prompts", "shard")
-"""Settings that may differ between shards: machines have paths of their own, and hashes decide."""
+"""Settings that may differ between shards, because machines have other paths; hashes are compared instead."""
 
 
 def parse_shard(text: str) -> tuple[int, int]:

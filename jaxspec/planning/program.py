@@ -32,7 +32,7 @@ from jaxspec.planning.hlo import CompiledProgram
 
 
 def _platform_of(mesh: AnyMesh) -> contextlib.AbstractContextManager:
-    """While programs are traced for this mesh: its platform, or none if it has no devices."""
+    """A context for tracing programs for this mesh: its platform, or none if it has no devices."""
     return backend.use_mesh(mesh) if isinstance(mesh, Mesh) else backend.no_device()
 
 

@@ -298,7 +298,7 @@ def chains(run: Run) -> list[list[str]]:
 
 
 def drafts_by(method: Method) -> tuple[Any, str | None, int]:
-    """What drafts: methods that share it differ in builder, controller and rule only."""
+    """Drafter, head and history: methods with the same differ in builder, controller and rule only."""
     return method.drafter, method.head, method.history
 
 
