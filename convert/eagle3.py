@@ -182,7 +182,7 @@ def _read_taps(config: PublishedConfig, override: Sequence[int] | None) -> Taps:
 def _norms(config: PublishedConfig) -> dict[str, Any]:
     """The settings of `Eagle3Options` about norms."""
     # `norm_output` means that the output of the norm before the LM head is fed back, as in EAGLE-3.1. SpecForge gave it
-    # another meaning between its pull requests 568 (May 2026) and 879 (September 2026), and no file names its own.
+    # another meaning between its pull requests 568 (May 2026) and 879 (September 2026), and no file shows which.
     given = {name: bool(boolean(config.given, name, config.file)) for name in NORMS}
     if given["norm_before_fc"] and given["fc_norm"]:
         raise CheckpointError(f"{config.file} sets both norm_before_fc and fc_norm, which exclude each other")

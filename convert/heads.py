@@ -152,7 +152,7 @@ def export(source: Path, out: Path, form: str, target: Path | None = None, verif
 
 
 def _taps(head: PublishedHead, source: Path, target_layers: int) -> list[int]:
-    """The layers that a head reads. Raises CheckpointError if it was trained for another target."""
+    """The layers that a head reads. Raises CheckpointError for another number of layers, or the last one's output."""
     if (given := head.config.raw.get("num_target_layers")) not in (None, target_layers):
         raise CheckpointError(
             f"the head at {source} is for a target of {given} layers, and this one has {target_layers}"

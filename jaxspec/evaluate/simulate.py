@@ -61,8 +61,7 @@ class Replayed(Rule):
     A child's confidence is this probability, so a tree has the same shape in every round, unlike with a real head. The
     verdict draws one rank for each row and position, which holds for all nodes at that position. So a chain has the
     given acceptance, as bench's `acceptance_by_position` shows; a tree also accepts other children. If a static tree
-    leaves ranks out, its children count as if it did not. The target's logits determine the next token, so all are
-    computed.
+    leaves ranks out, its children count as if it did not. All of the target's logits are computed, for the next token.
     """
 
     acceptance: tuple[float, ...]

@@ -76,9 +76,8 @@ def loss(
     """Σ_k decay^k · cross-entropy of step k's distribution with the target's, over the draft vocabulary.
 
     Row i of step k drafts token i + 2 + k. It counts if that token counts, is in the row's document, and the target's
-    first choice is in the draft vocabulary. `count` is the number of rows of step 0; later steps have fewer, at
-    documents' ends. `alpha_k` is the share of step k's rows whose first choice is the target's (n-α of EAGLE, Table
-    2).
+    first choice is in the draft vocabulary. `count` is the number of rows of step 0, which has the most. `alpha_k` is
+    the share of step k's rows whose first choice is the target's (n-α of EAGLE, Table 2).
     """
     features, taps = target_features(target, batch, head.options.taps)
     segment, tokens = jnp.asarray(batch.segment), jnp.asarray(batch.tokens)
