@@ -190,13 +190,13 @@ def test_ids_with_a_mark_of_byte_order(mark: str, text: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[1.5]", "must be of whole numbers"),
+        ("[1.5]", "give one or more whole numbers"),
         ("{}", "no list of token ids"),
         ("[10000000000]", "no list of token ids"),
         ("[-10000000000]", "no list of token ids"),
         ("[" * 100_000, "no list of token ids"),
         ("one two", "no list of token ids"),
-        ("[]", "at least one"),
+        ("[]", "one or more"),
         ("[3, 2048]", "token 2048"),
         (json.dumps(list(range(2048))), "whole vocabulary"),
     ],
