@@ -17,7 +17,8 @@ from jaxspec.decoding.tree import compaction, subtree
 from jaxspec.drafters.early_exit import EarlyExit, EarlyExitHead, default_first
 from jaxspec.methods.method import parse_method
 from jaxspec.model import llama
-from jaxspec.train.methods.early_exit import initial
+from jaxspec.train.methods.early_exit import sources_of
+from jaxspec.train.run.heads import started
 from tests.lossless.harness import begun, models, requests, run, speculation
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8, 9, 4, 5]]
@@ -36,7 +37,8 @@ def test_an_exit_through_all_other_layers_is_the_target(num_layers: int, first: 
     """With the target's own other layers as exit layers, every draft is accepted: caches and positions are right."""
     target = models(20, num_layers).target
     config = dataclasses.replace(target.config, num_layers=num_layers - first)
-    head = initial(target, EarlyExitHead(config, rngs=nnx.Rngs(0), first=first))
+    blank = EarlyExitHead(config, rngs=nnx.Rngs(0), first=first)
+    head = started(blank, target, sources_of(blank, target.config))
     spec = speculation(parse_method(f"early-exit+{builder}"), greedy=True)
     _, history = run(spec, Models(target=target, draft={EarlyExit: head}), requests(PROMPTS, 17))
     assert (history.accepted == history.levels).all() and (history.committed.sum(axis=1) == 16).all()
