@@ -115,7 +115,7 @@ def _new_state(
     nodes: int | None,
     log_probs: bool,
 ) -> DecodeState:
-    """`start` in one program, which methods share that differ in builder and rule. On a mesh each array has the
+    """`start` in one program, shared by methods that differ in builder and rule only. On a mesh each array has the
     sharding of `place_state`.
 
     Args:

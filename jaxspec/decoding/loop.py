@@ -261,9 +261,10 @@ def observe(spec: Speculation, models: Models, drafter: State, committed: Commit
         return spec.drafter.observe(models, drafter, committed)
 
     def read(first: int, end: int, drafter: State) -> State:
-        part = jax.tree.map(lambda values: values[:, first:end] if values.ndim > 1 else values, committed)
+        names = ("token", "next_token", "hidden", "taps")
+        part = {name: jax.tree.map(lambda values: values[:, first:end], getattr(committed, name)) for name in names}
         count = jnp.clip(committed.count - first, 0, end - first)
-        return spec.drafter.observe(models, drafter, dataclasses.replace(part, start=part.start + first, count=count))
+        return spec.drafter.observe(models, drafter, Committed(start=committed.start + first, count=count, **part))
 
     # A loop of at most one step, not a branch, because XLA would copy a cache that a branch returns.
     more = (committed.count > few).any().astype(jnp.int32)

@@ -21,6 +21,7 @@ from jaxspec.evaluate.simulate import random_head
 from jaxspec.methods.method import parse_method
 from jaxspec.model import backend
 from jaxspec.options.by_command import Calibrate
+from jaxspec.train.run.heads import initial_shape
 from tests.evaluate import tiny
 from tests.programs import run
 
@@ -286,6 +287,7 @@ def test_a_confidence_head_is_fitted_and_decodes_with_it(tmp_path, monkeypatch):
     found = json.loads((folder / "confidence.json").read_text())["temperatures"]
     engine = Engine(load(ckpt), "dflash+chain+confidence,threshold=0.3")
     assert len(found) == 3 and engine.models.draft.options.temperatures == tuple(found)
+    assert "temperatures" not in initial_shape("dflash", model, drafter).settings  # more training makes them stale
     with pytest.raises(ValueError, match="needs a head with a confidence output"):
         Engine(model, "ngram+chain,length=2+confidence")
     (folder / "confidence.json").write_text('{"temperatures": [0.5, "1"]}')

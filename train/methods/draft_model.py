@@ -2,6 +2,7 @@
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import jax.numpy as jnp
 from jaxtyping import Array, Key
@@ -33,15 +34,18 @@ def train(settings: options.DraftModel) -> Llama:
             small = dataclasses.replace(lm.shape(*sizes), rope=target.rope, norm_eps=target.norm_eps)
             shape = dataclasses.replace(shape, model=small)
         model = heads.built(job.target.mesh, drafter, shape, settings.recipe.seed)
-        if shape.model.hidden_size == target.hidden_size:
+        if shape.model.hidden_size == target.hidden_size and settings.init is None:
             say("embedding, final norm and LM head start from the target's")
             shared = module_to_dict(model).keys() & {"embedding", "norm", LM_HEAD}  # no LM head if it is tied
             model = heads.started(model, job.target.target, {name: name for name in shared})
         config = dataclasses.replace(
-            job.target.config, model=shape.model, quantize=None, chat_args=job.sources.chat_args,
+            job.target.config, quantize=None, chat_args=job.sources.chat_args,
             dtype=settings.save_dtype, source_dtype=settings.save_dtype, source_format="jaxspec",
         )  # fmt: skip
-        write = partial(lm.write_checkpoint, config, job.target.path)
+
+        def write(folder: Path, trained: Llama) -> None:
+            lm.write_checkpoint(dataclasses.replace(config, model=trained.config), job.target.path, folder, trained)
+
         return heads.train(job, drafter, shape, model, partial(loss, objective=settings.objective), write=write)
 
 

@@ -37,10 +37,11 @@ def train(settings: options.Eagle3) -> Eagle3Head:
         config = job.target.config.model
         heads.check_range("--taps", 0, config.num_layers - 1, *(settings.taps or ()))
         packed, _ = heads.prepared(job)
-        if (given := heads.initial_shape(job, drafter)) is None:
+        if settings.init is None:
             ids = chosen(packed, job.target, settings.draft_vocab)
         else:
             check_unused(settings, "--init, whose head has a draft vocabulary", "draft_vocab")
+            given = heads.initial_shape(settings.init, job.target, drafter)
             mask = Eagle3Options.from_settings(given.settings).draft_vocabulary
             ids = draft_vocabulary.ids_of(mask, config.vocab_size).tolist()
         chosen_shape = {name: getattr(settings, name) for name in ("taps", "tap_norm", "width", "window")}

@@ -158,10 +158,13 @@ def train(
     """
     compilation.keep_compilations()
     settings, recipe, run, target = job.settings, job.settings.recipe, job.run, job.target
-    if (given := initial_shape(job, drafter)) is not None:
-        check_same_head(str(settings.init), drafter, given, shape)
+    if settings.init is not None:
+        given = initial_shape(settings.init, target, drafter)
+        check_same_head(settings.init, drafter, given, shape)
         shape = dataclasses.replace(shape, model=given.model)
-        head = restore_head(target, drafter, find_head(target.path, str(settings.init)), FLOAT32)
+        for leaf in jax.tree.leaves(head):
+            leaf.delete()  # the caller keeps the module, and a large head does not fit twice
+        head = restore_head(target, drafter, find_head(target.path, settings.init), FLOAT32)
         check_trainable(head)
     if write is None:
         config = head_config(drafter, shape, target.config, settings.save_dtype, job.sources.chat_args)
@@ -191,14 +194,12 @@ def train(
     return trained
 
 
-def initial_shape(job: Job, drafter: Drafter) -> HeadShape | None:
-    """The shape of the head of --init, without what was calibrated after training; None without --init.
+def initial_shape(name: str, target: Checkpoint, drafter: Drafter) -> HeadShape:
+    """The shape of the head of --init, without what was calibrated after training.
 
     Raises CheckpointError as `read_shape`.
     """
-    if (name := job.settings.init) is None:
-        return None
-    shape = read_shape(find_head(job.target.path, name), drafter, job.target.config.model)
+    shape = read_shape(find_head(target.path, name), drafter, target.config.model)
     return dataclasses.replace(shape, settings={k: v for k, v in shape.settings.items() if k != "temperatures"})
 
 

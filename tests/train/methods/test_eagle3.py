@@ -1,5 +1,6 @@
 """EAGLE-3's training: its unrolled steps give the logits that decoding drafts from, and its loss is the paper's."""
 
+import json
 from functools import partial
 
 import jax
@@ -143,6 +144,10 @@ def test_a_head_is_trained_used_and_trained_on(ckpt, data, tmp_path):
     }.items():
         code, err = go_on(*options)
         assert (code, words in err, (tmp_path / "next").exists()) == (2, True, False), err
+    file = ckpt / "heads/eagle3/config.json"
+    values = json.loads(file.read_text())
+    assert values["settings"].pop("window") == 0  # as in heads of earlier versions, which have the default
+    file.write_text(json.dumps(values))
     code, err = go_on()
     assert code == 0, err
     assert heads.read_head(tmp_path / "next", "eagle3") == config

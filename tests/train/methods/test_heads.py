@@ -141,6 +141,13 @@ def test_a_draft_model_is_distilled_and_lies_beside_others(target, data, tmp_pat
     engine = jaxspec.Engine(model, "draft-model@vdm+chain,length=5")
     assert engine.models.draft.config == dataclasses.replace(model.config.model, num_layers=1)
     drafts(engine)
+
+    file = path / "heads/vdm/config.json"
+    file.write_text(file.read_text().replace('"norm_eps": 1e-05', '"norm_eps": 2e-05'))
+    again = ("--init", "vdm", "--steps", 1, "--learning-rate", 1e-9, "--batch-size", 2, "--context", 16)
+    code, err = command("draft-model", "--target", path, "--data", data / "talk.json", *again, "--out", tmp_path / "on")
+    assert code == 0 and "start from the target's" not in err, err
+    assert read_config(tmp_path / "on").model.norm_eps == 2e-5  # that of the head, not of the target
     recipe = options.DraftModel(target=path)  # what the paper's appendix B has for its draft models
     assert (recipe.layers, recipe.objective) == (1, Distillation("forward-kl", 1.0))
     assert (recipe.recipe.learning_rate, recipe.recipe.batch_size, recipe.recipe.optimizer) == (1e-4, 8, "adamw")
